@@ -1,0 +1,31 @@
+"""Registries of mmext: children of mmengine's, so ``type='mmext.X'`` resolves from any scope.
+
+mmengine imports ``<scope>.registry`` by itself when it meets ``mmext.X`` in a config; the
+``locations`` are imported at the first look-up. No ``custom_imports`` is needed.
+"""
+
+from mmengine.registry import DATASETS as MMENGINE_DATASETS
+from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.registry import MODELS as MMENGINE_MODELS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
+from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
+from mmengine.registry import Registry
+
+import mmext.compat
+
+mmext.compat.setup()
+
+MODELS = Registry('model', scope='mmext', parent=MMENGINE_MODELS, locations=['mmext.models'])
+DATASETS = Registry(
+    'dataset', scope='mmext', parent=MMENGINE_DATASETS, locations=['mmext.datasets'])
+TRANSFORMS = Registry(
+    'transform', scope='mmext', parent=MMENGINE_TRANSFORMS, locations=['mmext.datasets'])
+HOOKS = Registry('hook', scope='mmext', parent=MMENGINE_HOOKS, locations=['mmext.engine'])
+OPTIM_WRAPPERS = Registry(
+    'optim_wrapper', scope='mmext', parent=MMENGINE_OPTIM_WRAPPERS, locations=['mmext.engine'])
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    'optimizer wrapper constructor',
+    scope='mmext',
+    parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
+    locations=['mmext.engine'])
