@@ -1,0 +1,97 @@
+"""Packaging of mmext; configs, tools and the model index travel in the wheel as ``mmext/.mim``."""
+
+import os
+import shutil
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+ROOT = Path(__file__).resolve().parent
+MIM = ('configs', 'tools', 'model-index.yml')  # what `mim` and `get_config('mmext::...')` read
+
+
+def version():
+    scope = {}
+    exec((ROOT / 'mmext' / '__init__.py').read_text().split('def ')[0], scope)
+    return scope['__version__']
+
+
+class BuildPy(build_py):
+    """Copies MIM into the wheel; an editable install gets links, so edits are seen at once."""
+
+    def run(self):
+        super().run()
+        if getattr(self, 'editable_mode', False):
+            target = ROOT / 'mmext' / '.mim'
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+            for name in MIM:
+                if (ROOT / name).exists():
+                    os.symlink(os.path.join('..', '..', name), target / name)
+            return
+        target = Path(self.build_lib) / 'mmext' / '.mim'
+        shutil.rmtree(target, ignore_errors=True)
+        ignore = shutil.ignore_patterns('__pycache__', '*.pyc')
+        for name in MIM:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, target / name, ignore=ignore)
+            elif source.exists():
+                target.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target / name)
+
+
+class Sdist(sdist):
+    """Adds MIM and the licence to the source archive."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        ignore = shutil.ignore_patterns('__pycache__', '*.pyc')
+        for name in (*MIM, 'LICENSE'):
+            source, target = ROOT / name, Path(base_dir) / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True)
+            elif source.exists():
+                shutil.copy2(source, target)
+
+
+setup(
+    name='mmext',
+    version=version(),
+    description='Linear white-box attention (DMSA) and bias-pruned attention as plugins for '
+    'MMDetection and MMPretrain',
+    long_description=(ROOT / 'README.md').read_text() if (ROOT / 'README.md').exists() else '',
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    python_requires='>=3.10',
+    packages=find_packages(include=['mmext', 'mmext.*']),
+    cmdclass={'build_py': BuildPy, 'sdist': Sdist},
+    install_requires=[
+        'torch>=2.6',
+        'torchvision>=0.21',
+        'timm>=1.0.20,<2',
+        'onedl-mmengine>=0.10.12,<0.11',
+        'onedl-mmcv>=2.3.6,<2.4',
+        'onedl-mmdetection>=3.5.1,<3.6',
+        'onedl-mmpretrain>=1.3.6,<1.4',
+        'pycocotools>=2.0.8',
+        'scikit-learn>=1.3',
+        'scipy>=1.10',
+        'matplotlib>=3.7',
+    ],
+    extras_require={
+        'tests': ['pytest>=8', 'hypothesis>=6', 'ruff>=0.6', 'scikit-image>=0.22'],
+        'pruning': ['torch-pruning>=1.5'],
+        'export': ['onnx>=1.16', 'onnxruntime>=1.18', 'onnxscript'],
+        'log': ['tensorboard', 'wandb'],
+    },
+    classifiers=[
+        'Development Status :: 3 - Alpha',
+        'License :: OSI Approved :: Apache Software License',
+        'Programming Language :: Python :: 3',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
+    zip_safe=False,
+)
