@@ -1,1 +1,3 @@
+from mmext.models.necks import SimpleFeaturePyramid
 
+__all__ = ['SimpleFeaturePyramid']
