@@ -1,3 +1,4 @@
+from mmext.models.data_preprocessors import build_masked_det_data_preprocessor
 from mmext.models.necks import SimpleFeaturePyramid
 
-__all__ = ['SimpleFeaturePyramid']
+__all__ = ['SimpleFeaturePyramid', 'build_masked_det_data_preprocessor']
