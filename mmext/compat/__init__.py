@@ -1,5 +1,27 @@
-"""The one place that knows about the versions and gaps of other packages."""
+"""The one place that knows about the versions and gaps of other packages.
+
+:func:`setup` runs when ``mmext.registry`` is imported. In own scripts that import mmdet or
+mmpretrain first, call it before them: ``import mmext.compat; mmext.compat.setup()``.
+"""
+
+_done = False
 
 
 def setup() -> None:
-    """Prepare the process for mmdet and mmpretrain; safe to call more than once."""
+    """Prepare the process for mmdet and mmpretrain; a second call does nothing.
+
+    Checks the installed versions, stands in for mmcv's compiled ops where they are absent and
+    lets mmengine read the checkpoints that it wrote.
+
+    Raises:
+        ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
+    """
+    global _done
+    if _done:
+        return
+    from . import checkpoints, mmcv_ext, versions
+    versions.check()
+    mmcv_ext.install()
+    checkpoints.allow_own_checkpoints()
+    versions.avoid_broken_transformers()
+    _done = True

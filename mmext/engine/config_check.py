@@ -1,0 +1,200 @@
+"""Finds typing errors in a config before anything is built.
+
+mmengine reports an unknown type or argument from deep inside its registry, after data sets were
+loaded. Here the config is walked once: every ``type`` must be registered, every key beside it must
+be an argument of that class.
+"""
+
+import difflib
+import inspect
+import os.path as osp
+from collections.abc import Iterator
+
+from mmengine import registry as mmengine_registry
+from mmengine.config import Config
+from mmengine.registry import DefaultScope, Registry
+
+# Sections whose dicts are built by the registries, hence checkable.
+SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
+            'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
+            'visualizer', 'data_preprocessor')
+# Keys whose ``type`` is not a registered class (mmdet's nms looks a function up by name).
+UNREGISTERED = ('nms', 'mask_thr', 'rotate_nms')
+# Keys that builders take out before the class is called, by the registry of the class.
+TAKEN_BY_BUILDERS = {'_scope_', '_delete_', 'init_cfg', 'default_args', 'priority', 'convert_to_iter_based',
+                     'data_preprocessor', 'constructor', 'paramwise_cfg'}
+
+
+class ConfigError(ValueError):
+    """The config asks for something that does not exist; the message names it and the cure."""
+
+
+def _registries() -> list[Registry]:
+    return [v for v in vars(mmengine_registry).values() if isinstance(v, Registry)]
+
+
+def _find(name: str, scope: str):
+    for root in _registries():
+        child = root._search_child(scope) or root
+        try:
+            found = child.get(name)
+        except (KeyError, RuntimeError):
+            found = None
+        if found is not None:
+            return found
+    return None
+
+
+def _known_names() -> list[str]:
+    """Names of all registries and their children, with the scope of the children."""
+    names = []
+
+    def collect(registry):
+        prefix = '' if registry.scope in ('mmengine', 'mmdet', 'mmpretrain') else registry.scope + '.'
+        names.extend(prefix + n for n in registry.module_dict)
+        for child in registry.children.values():
+            collect(child)
+
+    for root in _registries():
+        collect(root)
+    return names
+
+
+def _arguments(cls) -> set[str] | None:
+    """Names that ``cls(...)`` accepts, following ``**kwargs`` to the base classes; None = any."""
+    if not inspect.isclass(cls):
+        parameters = inspect.signature(cls).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return None
+        return {p.name for p in parameters}
+    names = set()
+    for base in cls.__mro__:
+        if '__init__' not in vars(base):
+            continue
+        if base is object:
+            return names
+        try:
+            parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
+        except (TypeError, ValueError):
+            return None
+        names |= {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return names
+        if base.__module__.startswith(('torch.', 'timm.')):
+            return None
+    return None
+
+
+def _walk(node, path: str) -> Iterator[tuple[str, dict]]:
+    if isinstance(node, dict):
+        if isinstance(node.get('type'), str):
+            yield path, node
+        for key, value in node.items():
+            yield from _walk(value, f'{path}.{key}')
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            yield from _walk(value, f'{path}[{index}]')
+
+
+def _suggest(name: str, names) -> str:
+    close = difflib.get_close_matches(name, sorted(set(names)), n=1, cutoff=.6)
+    return f' Did you mean {close[0]!r}?' if close else ''
+
+
+def check_config(cfg: Config) -> None:
+    """Raise :class:`ConfigError` for an unregistered type or an argument that a class lacks.
+
+    Args:
+        cfg: A config whose ``default_scope`` is set and already active.
+    """
+    scope = cfg.get('default_scope', 'mmengine')
+    current = DefaultScope.get_current_instance()
+    scope = current.scope_name if current is not None else scope
+    for section in SECTIONS:
+        for path, node in _walk(cfg.get(section), section):
+            last = path.rsplit('.', 1)[-1]
+            if last in UNREGISTERED or last == 'init_cfg' or '.init_cfg' in path:
+                continue
+            name = node['type']
+            cls = _find(name, node.get('_scope_', scope))
+            if cls is None:
+                if '.' in name or section in ('model', 'default_hooks', 'custom_hooks') or \
+                        'dataset' in path or 'pipeline' in path:
+                    raise ConfigError(f'{path}.type = {name!r} is not registered in scope '
+                                      f'{scope!r}.{_suggest(name, _known_names())}')
+                continue
+            known = _arguments(cls)
+            if known is None:
+                continue
+            if section == 'optim_wrapper' or last in ('norm_cfg', 'act_cfg', 'conv_cfg',
+                                                      'upsample_cfg', 'sampler', 'collate_fn'):
+                continue  # built with other arguments than the class's own
+            for key in node:
+                if key != 'type' and key not in known and key not in TAKEN_BY_BUILDERS:
+                    raise ConfigError(f'{path} ({name}) has no argument {key!r}.'
+                                      f'{_suggest(key, known)}')
+
+
+def check_checkpoints(cfg: Config) -> None:
+    """Raise :class:`ConfigError` where a local checkpoint named in the config does not exist."""
+    for key in ('load_from',):
+        value = cfg.get(key)
+        if value and '://' not in value and not osp.exists(value):
+            raise ConfigError(f'{key} = {value!r} does not exist.')
+
+    def visit(node, path):
+        if isinstance(node, dict):
+            init = node.get('init_cfg')
+            for one in (init if isinstance(init, (list, tuple)) else [init]):
+                if isinstance(one, dict) and one.get('type') == 'Pretrained':
+                    name = one.get('checkpoint')
+                    if not name:
+                        raise ConfigError(
+                            f'{path}.init_cfg.checkpoint is empty. Give the file with '
+                            f'--cfg-options {path}.init_cfg.checkpoint=FILE.')
+                    if '://' not in name and not osp.exists(name):
+                        raise ConfigError(
+                            f'{path}.init_cfg.checkpoint = {name!r} does not exist. Give another '
+                            f'with --cfg-options {path}.init_cfg.checkpoint=FILE, or train from '
+                            f'scratch with {path}.init_cfg=None.')
+            for key, value in node.items():
+                visit(value, f'{path}.{key}')
+        elif isinstance(node, (list, tuple)):
+            for index, value in enumerate(node):
+                visit(value, f'{path}[{index}]')
+
+    visit(cfg.get('model'), 'model')
+
+
+def check_data_paths(cfg: Config, splits=('train', 'val', 'test')) -> None:
+    """Raise :class:`ConfigError` where an annotation file or image folder does not exist."""
+
+    def visit(node, path):
+        if isinstance(node, dict):
+            root = node.get('data_root') or ''
+            ann = node.get('ann_file')
+            if isinstance(ann, str) and ann and '://' not in ann:
+                _require(osp.join(root, ann), f'{path}.ann_file', path)
+            prefix = node.get('data_prefix')
+            for key, value in (prefix.items() if isinstance(prefix, dict) else ()):
+                if isinstance(value, str) and '://' not in value:
+                    _require(osp.join(root, value), f'{path}.data_prefix.{key}', path)
+            if 'metric' in node and isinstance(ann, str) is False and node.get('format_only'):
+                return
+            for key, value in node.items():
+                if key != 'pipeline':
+                    visit(value, f'{path}.{key}')
+        elif isinstance(node, (list, tuple)):
+            for index, value in enumerate(node):
+                visit(value, f'{path}[{index}]')
+
+    for split in splits:
+        visit(cfg.get(f'{split}_dataloader'), f'{split}_dataloader')
+        visit(cfg.get(f'{split}_evaluator'), f'{split}_evaluator')
+
+
+def _require(file: str, name: str, path: str) -> None:
+    if not osp.exists(file):
+        kind = 'annotation file' if name.endswith('ann_file') else 'image folder'
+        raise ConfigError(f'{name}: the {kind} {file!r} does not exist. Set it with '
+                          f'--cfg-options {path}.data_root=DIR or {name}=PATH.')

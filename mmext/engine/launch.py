@@ -1,0 +1,102 @@
+"""What ``tools/train.py`` and ``tools/test.py`` share: from command line to Runner."""
+
+import contextlib
+import difflib
+import glob
+import os
+import os.path as osp
+import sys
+import traceback
+
+from mmengine.config import Config
+from mmengine.dist import get_dist_info
+from mmengine.registry import RUNNERS, DefaultScope
+from mmengine.runner import Runner
+
+from mmext.compat import checkpoints, cpu
+
+from .config_check import ConfigError, check_checkpoints, check_config, check_data_paths
+
+SCOPES = ('mmdet', 'mmpretrain')
+
+
+def load_config(path: str, options: dict | None, work_dir: str | None, launcher: str) -> Config:
+    """Read a config, merge the command line into it and make its scope the default.
+
+    Raises:
+        ConfigError: No such file, no valid Python, or no ``default_scope`` known to mmext.
+    """
+    if not path.startswith(('http://', 'https://')) and not osp.exists(path):
+        near = glob.glob(osp.join(osp.dirname(path) or '.', '*.py'))
+        close = difflib.get_close_matches(path, near, n=1, cutoff=.4)
+        hint = f' Did you mean {close[0]!r}?' if close else ''
+        raise ConfigError(f'config {path!r} does not exist.{hint}')
+    try:
+        cfg = Config.fromfile(path)
+    except (SyntaxError, NameError, KeyError, FileNotFoundError) as error:
+        raise ConfigError(f'config {path!r} cannot be read: {error}') from error
+    if options:
+        try:
+            cfg.merge_from_dict(options)
+        except (KeyError, IndexError, TypeError) as error:
+            raise ConfigError(f'--cfg-options does not fit the config: {error}') from error
+    if cfg.get('default_scope') not in SCOPES:
+        raise ConfigError(f"default_scope = {cfg.get('default_scope')!r}; mmext trains configs of "
+                          f'scope {" or ".join(map(repr, SCOPES))}.')
+    DefaultScope.get_instance(f'mmext-{os.getpid()}', scope_name=cfg.default_scope)
+    cfg.launcher = launcher
+    if work_dir is not None:
+        cfg.work_dir = work_dir
+    elif cfg.get('work_dir') is None:
+        cfg.work_dir = osp.join('work_dirs', osp.splitext(osp.basename(path))[0])
+    return cfg
+
+
+def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
+    """Check a config against the registries and the disk, then build its Runner.
+
+    Args:
+        splits: The data that will be used, out of 'train', 'val', 'test'.
+    """
+    checkpoints.forbid_code_in_checkpoints()
+    cpu.adapt_config(cfg)
+    check_config(cfg)
+    check_checkpoints(cfg)
+    check_data_paths(cfg, splits)
+    if cfg.default_scope == 'mmdet':
+        from mmext.datasets.check_annotations import check_dataset_cfg
+        check_dataset_cfg(cfg, splits)
+    cpu.init_process_group(cfg.launcher)
+    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first exception of a chain: what went wrong, without the registry around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+@contextlib.contextmanager
+def one_clear_error():
+    """End the process with status 1 and the cause as last line; details stay above it."""
+    try:
+        yield
+    except ConfigError as error:
+        if get_dist_info()[0] == 0:
+            print(f'error: {error}', file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print('\ninterrupted; continue with the same command and --resume', file=sys.stderr)
+        raise SystemExit(130) from None
+    except Exception as error:
+        traceback.print_exc()
+        cause = root_cause(error)
+        message = str(cause).strip()
+        if isinstance(cause, KeyError):
+            message = str(cause.args[0]) if cause.args else message
+        # A data worker hands its traceback on as text: its last line is the message.
+        if 'Original Traceback' in message:
+            message = message.splitlines()[-1]
+        print(f'\nerror: {type(cause).__name__}: {message}', file=sys.stderr)
+        raise SystemExit(1) from None

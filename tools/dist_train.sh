@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Usage: dist_train.sh CONFIG NUM_PROCESSES [arguments of train.py]
+# Several nodes: run it on each with NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT set.
+set -e
+CONFIG=${1:?usage: dist_train.sh CONFIG NUM_PROCESSES [arguments of train.py]}
+PROCESSES=${2:?usage: dist_train.sh CONFIG NUM_PROCESSES [arguments of train.py]}
+
+"${PYTHON:-python}" -m torch.distributed.run \
+    --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \
+    --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${MASTER_PORT:-29500}" \
+    --nproc_per_node="$PROCESSES" \
+    "$(dirname "$0")/train.py" "$CONFIG" --launcher pytorch "${@:3}"

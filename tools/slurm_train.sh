@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Usage: [GPUS=8] [GPUS_PER_NODE=8] [CPUS_PER_TASK=5] [SRUN_ARGS=...] \
+#            slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [arguments of train.py]
+set -e
+USAGE="usage: slurm_train.sh PARTITION JOB_NAME CONFIG WORK_DIR [arguments of train.py]"
+PARTITION=${1:?$USAGE}
+JOB_NAME=${2:?$USAGE}
+CONFIG=${3:?$USAGE}
+WORK_DIR=${4:?$USAGE}
+GPUS=${GPUS:-8}
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+
+srun -p "$PARTITION" --job-name="$JOB_NAME" \
+    --gres="gpu:$GPUS_PER_NODE" --ntasks="$GPUS" --ntasks-per-node="$GPUS_PER_NODE" \
+    --cpus-per-task="${CPUS_PER_TASK:-5}" --kill-on-bad-exit=1 ${SRUN_ARGS:-} \
+    "${PYTHON:-python}" -u "$(dirname "$0")/train.py" "$CONFIG" --work-dir "$WORK_DIR" \
+    --launcher slurm "${@:5}"

@@ -1,0 +1,55 @@
+"""Train a detector or a classifier; the config's ``default_scope`` decides which."""
+
+import argparse
+import os
+
+import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
+from mmengine.config import DictAction
+
+from mmext.engine.launch import ConfigError, build_runner, load_config, one_clear_error
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('config', help='path of the config')
+    parser.add_argument('--work-dir', help='where logs and checkpoints go '
+                        '(default: work_dirs/<name of the config>)')
+    parser.add_argument(
+        '--resume', nargs='?', const='auto',
+        help='go on from the last checkpoint of the work dir, or from the given one')
+    parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
+    parser.add_argument(
+        '--auto-scale-lr', action='store_true',
+        help="scale the learning rate by actual batch size / the config's base batch size")
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+        help='override values of the config, e.g. model.backbone.keep_ratio="(0.9,0.1)"')
+    parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
+    # torch.distributed.launch passes either spelling, depending on its version
+    parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
+    args = parser.parse_args()
+    os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
+    return args
+
+
+def main():
+    args = parse_args()
+    cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
+    if args.amp:
+        cfg.optim_wrapper.type = 'AmpOptimWrapper'
+        cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    if args.auto_scale_lr:
+        if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
+            raise ConfigError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) '
+                              'in the config.')
+        cfg.auto_scale_lr.enable = True
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == 'auto' else args.resume
+    splits = ('train', 'val') if cfg.get('val_cfg') else ('train',)
+    build_runner(cfg, splits).train()
+
+
+if __name__ == '__main__':
+    with one_clear_error():
+        main()
