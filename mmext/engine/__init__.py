@@ -1,1 +1,3 @@
+from mmext.engine.layer_decay_constructor import LayerDecayOptimWrapperConstructor
 
+__all__ = ['LayerDecayOptimWrapperConstructor']
