@@ -30,7 +30,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     scale, as in DeiT and MAE; ViTDet decays biases, so for detectors that part is our choice) nor
     on :data:`NO_DECAY_NAMES` and :data:`NO_DECAY_MODULES`. Every trainable parameter is in exactly
     one group; frozen ones are in none. A group holds all parameters of one depth and one decay,
-    and lists them as ``names``.
+    and lists them as ``param_names``.
 
     Args:
         optim_wrapper_cfg: as everywhere in mmengine; the optimizer needs ``lr``.
@@ -66,7 +66,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                 scale = self.rate**(num_layers - 1 - depth)
                 group = {
                     'params': [],
-                    'names': [],
+                    'param_names': [],
                     'lr': self.base_lr * scale,
                     'lr_scale': scale,
                     'layer_id': depth,
@@ -77,7 +77,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
                     group['weight_decay'] = self.base_wd
                 groups[depth, decays] = group
             groups[depth, decays]['params'].append(param)
-            groups[depth, decays]['names'].append(name)
+            groups[depth, decays]['param_names'].append(name)
         if not groups:
             raise ValueError(
                 f'{type(module).__name__} has no trainable parameter: frozen_stages or '

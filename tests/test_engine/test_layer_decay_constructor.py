@@ -22,8 +22,8 @@ def settings(model, rate=0.7, **optimizer):
     names = {id(param): name for name, param in model.named_parameters()}
     out = {}
     for group in wrapper.optimizer.param_groups:
-        assert [names[id(param)] for param in group['params']] == group['names']
-        for name in group['names']:
+        assert [names[id(param)] for param in group['params']] == group['param_names']
+        for name in group['param_names']:
             count = out.get(name, (0, 0, 0))[2]
             out[name] = (group['lr'], group['weight_decay'], count + 1)
     return out
@@ -160,8 +160,9 @@ def test_state_survives_a_round_trip():
     sum(param.sum() for param in model.parameters()).backward()
     first.optimizer.step()
     second.load_state_dict(first.state_dict())
-    for a, b in zip(first.param_groups, second.param_groups, strict=True):
-        assert a['names'] == b['names'] and a['lr'] == b['lr']
+    pairs = zip(first.optimizer.param_groups, second.optimizer.param_groups, strict=True)
+    for a, b in pairs:
+        assert a['param_names'] == b['param_names'] and a['lr'] == b['lr']
 
 
 @pytest.mark.parametrize('kwargs, error, message', [
