@@ -1,1 +1,5 @@
+from mmext.layers.biased_attention import BiasedAttention
 
+__all__ = [
+    'BiasedAttention',
+]
