@@ -6,9 +6,9 @@ import os.path as osp
 from copy import deepcopy
 
 import mmengine
-import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmengine.config import ConfigDict, DictAction
 
+import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmext.engine.launch import ConfigError, build_runner, load_config, one_clear_error
 
 

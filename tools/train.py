@@ -3,9 +3,9 @@
 import argparse
 import os
 
-import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmengine.config import DictAction
 
+import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmext.engine.launch import ConfigError, build_runner, load_config, one_clear_error
 
 

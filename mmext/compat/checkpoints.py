@@ -5,6 +5,7 @@ also holds its log history (``HistoryBuffer`` of numpy arrays); these few classe
 """
 
 import os
+import pickle
 
 import torch
 
@@ -18,12 +19,21 @@ def allow_own_checkpoints() -> None:
     multiarray = getattr(np, '_core', None) or np.core
     torch.serialization.add_safe_globals([
         HistoryBuffer,
+        (_history_method, 'builtins.getattr'),
         np.ndarray,
         np.dtype,
         multiarray.multiarray._reconstruct,
         multiarray.multiarray.scalar,
         *{type(np.dtype(kind)) for kind in ('f4', 'f8', 'i4', 'i8', 'u4', 'u8', 'b1')},
     ])
+
+
+def _history_method(owner, name: str):
+    """What ``getattr`` may do in a checkpoint: fetch the statistics methods of a log history."""
+    from mmengine.logging import HistoryBuffer
+    if owner is not HistoryBuffer or name.startswith('_'):
+        raise pickle.UnpicklingError(f'getattr({owner!r}, {name!r}) is not allowed in a checkpoint')
+    return getattr(owner, name)
 
 
 def forbid_code_in_checkpoints() -> None:

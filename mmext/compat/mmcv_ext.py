@@ -113,6 +113,3 @@ def install() -> None:
     sys.modules['mmcv._ext'] = extension
     import mmcv
     mmcv._ext = extension
-    import mmcv.ops
-    if not hasattr(mmcv.ops, 'line_nms'):  # else mmdet advises every user to recompile with CUDA
-        mmcv.ops.line_nms = missing('line_nms')

@@ -21,8 +21,9 @@ SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'v
 # Keys whose ``type`` is not a registered class (mmdet's nms looks a function up by name).
 UNREGISTERED = ('nms', 'mask_thr', 'rotate_nms')
 # Keys that builders take out before the class is called, by the registry of the class.
-TAKEN_BY_BUILDERS = {'_scope_', '_delete_', 'init_cfg', 'default_args', 'priority', 'convert_to_iter_based',
-                     'data_preprocessor', 'constructor', 'paramwise_cfg'}
+TAKEN_BY_BUILDERS = {'_scope_', '_delete_', 'init_cfg', 'default_args', 'priority',
+                     'convert_to_iter_based', 'data_preprocessor', 'constructor',
+                     'paramwise_cfg'}
 
 
 class ConfigError(ValueError):
@@ -50,7 +51,8 @@ def _known_names() -> list[str]:
     names = []
 
     def collect(registry):
-        prefix = '' if registry.scope in ('mmengine', 'mmdet', 'mmpretrain') else registry.scope + '.'
+        core = registry.scope in ('mmengine', 'mmdet', 'mmpretrain')
+        prefix = '' if core else registry.scope + '.'
         names.extend(prefix + n for n in registry.module_dict)
         for child in registry.children.values():
             collect(child)

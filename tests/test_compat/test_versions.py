@@ -1,0 +1,95 @@
+"""The version check: supported sets pass, others fail with the cure in the message."""
+
+import importlib.metadata
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from mmext.compat import versions
+
+ONEDL = {'onedl-mmengine': '0.10.12', 'onedl-mmcv': '2.3.6', 'onedl-mmdetection': '3.5.1',
+         'onedl-mmpretrain': '1.3.6'}
+ORIGINAL = {'mmengine': '0.10.7', 'mmcv-lite': '2.1.0', 'mmdet': '3.3.0', 'mmpretrain': '1.2.0'}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+
+    def put(packages):
+
+        def version(name):
+            if name in packages:
+                return packages[name]
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(importlib.metadata, 'version', version)
+
+    return put
+
+
+@pytest.mark.parametrize('packages', [ONEDL, ORIGINAL, {**ORIGINAL, 'torch': '2.6.0'}, {}])
+def test_supported_sets(environment, packages, recwarn):
+    environment(packages)
+    versions.check()
+    assert not recwarn
+
+
+@pytest.mark.parametrize('name, version, cure', [
+    ('onedl-mmcv', '2.2.0', 'onedl-mmcv>=2.3.6,<2.4'),
+    ('onedl-mmdetection', '4.0.0', 'onedl-mmdetection>=3.5.1,<3.6'),
+])
+def test_unsupported_version_names_the_cure(environment, name, version, cure):
+    environment({**ONEDL, name: version})
+    with pytest.raises(ImportError, match=f'{name} {version} is not supported.*{cure}'):
+        versions.check()
+
+
+def test_mixture_of_families(environment):
+    environment({**ONEDL, 'mmcv': '2.1.0'})
+    with pytest.raises(ImportError, match=r'side by side.*mmcv 2\.1\.0.*onedl-mmcv 2\.3\.6'):
+        versions.check()
+
+
+def test_newer_torch_is_only_a_warning(environment):
+    environment({**ONEDL, 'torch': '9.0.0'})
+    with pytest.warns(UserWarning, match=r'torch 9\.0\.0 is newer'):
+        versions.check()
+
+
+def test_local_and_post_versions_of_torch_are_tested_versions(environment, recwarn):
+    environment({**ONEDL, 'torch': '2.14.1+cu130'})
+    versions.check()
+    assert not recwarn
+
+
+def test_setup_fails_at_import_of_the_registry():
+    code = textwrap.dedent('''
+        import importlib.metadata as m
+        real = m.version
+        m.version = lambda name: '2.0.0' if name in ('onedl-mmcv', 'mmcv') else real(name)
+        import mmext.registry
+    ''')
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert 'ImportError' in run.stderr and '2.0.0 is not supported by mmext' in run.stderr
+
+
+def test_broken_transformers_is_avoided():
+    code = textwrap.dedent('''
+        import importlib.metadata as m, sys, types
+        real = m.version
+        m.version = lambda name: '5.24.0' if name == 'transformers' else real(name)
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            import mmext.registry
+        assert any('transformers 5.24.0 breaks' in str(w.message) for w in caught)
+        import mmpretrain.utils.dependency as d
+        assert d.WITH_MULTIMODAL is False
+        import mmpretrain.models
+        assert 'mmpretrain.models.multimodal.blip' not in sys.modules
+    ''')
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

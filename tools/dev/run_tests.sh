@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Install what the tests need (once) and run linter and fast tests.
+# Usage: run_tests.sh [arguments of pytest]      e.g. run_tests.sh -m slow, run_tests.sh tests/test_ops
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tools/dev/env.sh
+ensure_env tests
+"$PYTHON" -m ruff check .
+if [ $# -eq 0 ]; then set -- -m "not slow"; fi
+"$PYTHON" -m pytest -q --durations=10 "$@"
