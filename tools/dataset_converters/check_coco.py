@@ -1,0 +1,71 @@
+"""Check a COCO annotation file before training: classes, counts, pictures, masks.
+
+    python tools/dataset_converters/check_coco.py ANN_FILE --image-dir DIR --classes cat dog
+    python tools/dataset_converters/check_coco.py --config CONFIG
+
+Exit status 1 when something is wrong.
+"""
+
+import argparse
+import json
+import sys
+
+from mmengine.config import Config, DictAction
+
+from mmext.datasets.check_annotations import AnnotationError, check_coco_file, check_dataset_cfg
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('ann_file', nargs='?', help='annotation file in COCO format')
+    parser.add_argument('--image-dir', help='folder of the pictures; default: do not look')
+    parser.add_argument('--classes', nargs='+', help='class names in the order of the config')
+    parser.add_argument('--masks', action='store_true', help='instance masks are needed')
+    parser.add_argument('--config', help='check the train, val and test data of this config')
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+        help='override values of the config')
+    parser.add_argument('--json', metavar='OUT', help='write the reports to this file')
+    args = parser.parse_args()
+    if bool(args.ann_file) == bool(args.config):
+        parser.error('give either an annotation file or --config')
+    return args
+
+
+def main():
+    args = parse_args()
+    try:
+        if args.config:
+            import mmext.registry  # noqa: F401  (prepares mmcv's ops for mmdet)
+
+            cfg = Config.fromfile(args.config)
+            cfg.merge_from_dict(args.cfg_options or {})
+            reports = check_dataset_cfg(cfg, ('train', 'val', 'test'))
+        else:
+            reports = [
+                check_coco_file(args.ann_file, args.classes, args.image_dir, args.masks, True)]
+    except AnnotationError as error:
+        sys.exit(f'error: {error}')
+    for report in reports:
+        print_report(report)
+    if args.json:
+        with open(args.json, 'w', encoding='utf-8') as file:
+            json.dump(reports, file, indent=1)
+    sys.exit(any(report['errors'] for report in reports))
+
+
+def print_report(report):
+    counts = {key: value for key, value in report.items() if isinstance(value, int)}
+    print(report['ann_file'])
+    for key, value in counts.items():
+        print(f'  {key.replace("_", " "):20} {value}')
+    for name, count in sorted(report['per_class'].items(), key=lambda item: -item[1]):
+        print(f'    {name:18} {count}')
+    for kind in ('warnings', 'errors'):
+        for message in report[kind]:
+            print(f'{kind[:-1]}: {message}')
+
+
+if __name__ == '__main__':
+    main()
