@@ -1,3 +1,6 @@
+from mmext.engine.artifacts_hook import RunArtifactsHook
+from mmext.engine.hooks import SafeCheckpointHook
 from mmext.engine.layer_decay_constructor import LayerDecayOptimWrapperConstructor
+from mmext.engine.train_only_constructor import TrainOnlyOptimWrapperConstructor
 
-__all__ = ['LayerDecayOptimWrapperConstructor']
+__all__ = ['LayerDecayOptimWrapperConstructor', 'RunArtifactsHook', 'SafeCheckpointHook']

@@ -77,10 +77,8 @@ def test_counts_equal_what_mmdet_loads(shared_dir):
     from mmdet.datasets import CocoDataset
     root = shared_dir / 'data' / 'coco_mini'
     ann_file = str(root / 'annotations/instances_train2017.json')
-    instances = [
-        instance for info in CocoDataset(ann_file=ann_file, data_prefix=dict(img=''), pipeline=[]).load_data_list()
-        for instance in info['instances']
-    ]
+    dataset = CocoDataset(ann_file=ann_file, data_prefix=dict(img=''), pipeline=[])
+    instances = [one for info in dataset.load_data_list() for one in info['instances']]
     report = check_coco_file(ann_file)
     assert report['usable'] == sum(not one['ignore_flag'] for one in instances)
     assert report['crowd'] == sum(one['ignore_flag'] for one in instances)
