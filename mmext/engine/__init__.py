@@ -3,4 +3,9 @@ from mmext.engine.hooks import SafeCheckpointHook
 from mmext.engine.layer_decay_constructor import LayerDecayOptimWrapperConstructor
 from mmext.engine.train_only_constructor import TrainOnlyOptimWrapperConstructor
 
-__all__ = ['LayerDecayOptimWrapperConstructor', 'RunArtifactsHook', 'SafeCheckpointHook']
+__all__ = [
+    'LayerDecayOptimWrapperConstructor',
+    'RunArtifactsHook',
+    'SafeCheckpointHook',
+    'TrainOnlyOptimWrapperConstructor',
+]

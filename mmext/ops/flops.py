@@ -49,8 +49,8 @@ def kept_columns(num_tokens: int, depth: int, keep_ratio=None) -> list[int]:
         raise ValueError(f'keep_ratio has {len(ratios)} entries for {depth} blocks; give one each')
     if not all(0 < r <= 1 for r in ratios):
         raise ValueError(f'keep ratios must lie in (0, 1], got {keep_ratio}')
-    # 1e-9: 0.29 * 100 is 28.999999999999996 in floating point and must give 29
-    return [max(1, math.floor(r * num_tokens + 1e-9)) for r in ratios]
+    # 1e-6: 0.29 * 100 is 28.999999999999996 in floating point and must give 29
+    return [max(1, math.floor(r * num_tokens + 1e-6)) for r in ratios]
 
 
 def conv_macs(in_chans: int, out_chans: int, kernel: int, out_positions: int) -> int:

@@ -1,0 +1,160 @@
+"""FLOPs and parameters of a classifier or detector, by part. Needs no data set and no weights.
+
+The model of the config is built with random weights and run once on a random image in eval mode;
+see mmext/analysis/flop_counter.py for what counts. A two-stage detector gets a fixed number of
+regions (1,000 proposals, 100 mask boxes: the test-time caps), so the result is deterministic.
+
+Examples:
+    python tools/analysis_tools/get_flops.py configs/deit_bias/deit-small-b_8xb128_in1k.py
+    python tools/analysis_tools/get_flops.py CONFIG --shape 1024 --keep-ratio 0.9 0.1
+    python tools/analysis_tools/get_flops.py CONFIG --shape 800 1333 --backbone-only --json out.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.registry import MODELS, init_default_scope
+
+import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
+from mmext.analysis.flop_counter import count_by_part
+
+UNITS = ('GFLOPs = 2 x MACs / 1e9 of convolutions, linear layers, matrix products and attention; '
+         'no softmax, normalisation, activation, top-k or gather.')
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('config', help='config file of a classifier or detector')
+    parser.add_argument(
+        '--shape', type=int, nargs='+', metavar=('H', 'W'),
+        help='input height and width, or one number for both (default: what the config says)')
+    parser.add_argument(
+        '--keep-ratio', nargs='+', metavar='R',
+        help="'none' for dense, one ratio, two for a linear schedule over depth, or one per block "
+        '(default: what the config says)')
+    parser.add_argument('--backbone-only', action='store_true')
+    parser.add_argument('--proposals', type=int, default=1000, help='regions of the box head')
+    parser.add_argument('--boxes', type=int, default=100, help='regions of the mask head')
+    parser.add_argument(
+        '--device', default='cpu', help="cpu, cuda, or meta (shapes only: fast; not every model)")
+    parser.add_argument(
+        '--modules', type=int, default=0, metavar='DEPTH',
+        help='also list modules down to this depth of names')
+    parser.add_argument('--json', metavar='OUT', help='write the result to this file')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='override the config')
+    args = parser.parse_args(argv)
+    if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
+        parser.error(f'--shape takes one or two positive numbers, got {args.shape}')
+    if min(args.proposals, args.boxes) < 1:
+        parser.error('--proposals and --boxes must be at least 1')
+    return args
+
+
+def parse_keep_ratio(words: list[str]):
+    if words == ['none']:
+        return None
+    try:
+        ratios = [float(word) for word in words]
+    except ValueError:
+        raise SystemExit(f"--keep-ratio takes 'none' or numbers, got {' '.join(words)}") from None
+    if len(ratios) == 1:
+        return ratios[0]
+    return tuple(ratios) if len(ratios) == 2 else ratios
+
+
+def build_model(cfg: Config):
+    """The model of a config in eval mode, pre-trained weights not loaded."""
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    model = cfg.model.copy()
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    return MODELS.build(model).eval()
+
+
+def default_shape(model, cfg: Config) -> tuple[int, int]:
+    """The size the backbone was built for; 224 (classifier) or 1024 (detector) without one."""
+    size = getattr(model.backbone, 'img_size', None)
+    if size is None:
+        size = 1024 if cfg.get('default_scope') == 'mmdet' else 224
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def parameters(model, part: str) -> int:
+    """Parameters of a part of ``count_by_part`` in the model."""
+    module = model
+    if part in ('bbox_head', 'mask_head') and hasattr(model, 'roi_head'):
+        module = model.roi_head
+    return sum(p.numel() for p in getattr(module, part).parameters())
+
+
+def analyse(args) -> dict:
+    cfg = Config.fromfile(args.config)
+    if args.cfg_options:
+        cfg.merge_from_dict(args.cfg_options)
+    model = build_model(cfg)
+    if args.keep_ratio:
+        if not hasattr(model.backbone, 'set_keep_ratio'):
+            raise SystemExit(f'--keep-ratio: backbone {type(model.backbone).__name__} does not '
+                             'prune; leave the option out')
+        model.backbone.set_keep_ratio(parse_keep_ratio(args.keep_ratio))
+    shape = tuple(args.shape * 2)[:2] if args.shape else default_shape(model, cfg)
+
+    model = model.to(args.device)
+    image = torch.rand(1, 3, *shape, device=args.device)
+    counts = count_by_part(model, image, args.proposals, args.boxes, args.backbone_only)
+
+    parts = {
+        name: {'gflops': count.gflops, 'params': parameters(model, name)}
+        for name, count in counts.items()
+    }
+    result = {
+        'config': str(args.config),
+        'shape': list(shape),
+        'keep_ratio': ' '.join(args.keep_ratio) if args.keep_ratio else 'as in the config',
+        'device': args.device,
+        'units': UNITS,
+        'parts': parts,
+        'gflops': sum(part['gflops'] for part in parts.values()),
+        'params': sum(part['params'] for part in parts.values()),
+    }
+    if 'rpn_head' in parts:
+        result['proposals'], result['boxes'] = args.proposals, args.boxes
+    if args.modules:
+        result['modules'] = {
+            name: flops / 1e9
+            for count in counts.values() for name, flops in count.by_module.items()
+            if name.count('.') < args.modules
+        }
+    return result
+
+
+def show(result: dict) -> None:
+    h, w = result['shape']
+    print(f"Config: {result['config']}")
+    print(f"Input: 1 x 3 x {h} x {w}, eval mode, keep ratio: {result['keep_ratio']}")
+    if 'proposals' in result:
+        print(f"Regions: {result['proposals']} proposals, {result['boxes']} mask boxes")
+    print(f"\n{'part':<12} {'GFLOPs':>12} {'params':>14}")
+    for name, part in result['parts'].items():
+        print(f"{name:<12} {part['gflops']:>12.3f} {part['params']:>14,}")
+    print(f"{'total':<12} {result['gflops']:>12.3f} {result['params']:>14,}")
+    for name, value in result.get('modules', {}).items():
+        print(f'  {name:<50} {value:>12.3f} GFLOPs')
+    print(f"\n{result['units']}")
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    result = analyse(args)
+    show(result)
+    if args.json:
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.json).write_text(json.dumps(result, indent=1) + '\n')
+
+
+if __name__ == '__main__':
+    main()
