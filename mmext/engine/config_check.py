@@ -6,6 +6,7 @@ be an argument of that class.
 """
 
 import difflib
+import importlib
 import inspect
 import os.path as osp
 from collections.abc import Iterator
@@ -18,8 +19,6 @@ from mmengine.registry import DefaultScope, Registry
 SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
             'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
             'visualizer', 'data_preprocessor')
-# Keys whose ``type`` is not a registered class (mmdet's nms looks a function up by name).
-UNREGISTERED = ('nms', 'mask_thr', 'rotate_nms')
 # Keys that builders take out before the class is called, by the registry of the class.
 TAKEN_BY_BUILDERS = {'_scope_', '_delete_', 'init_cfg', 'default_args', 'priority',
                      'convert_to_iter_based', 'data_preprocessor', 'constructor',
@@ -30,15 +29,18 @@ class ConfigError(ValueError):
     """The config asks for something that does not exist; the message names it and the cure."""
 
 
-def _registries() -> list[Registry]:
-    return [v for v in vars(mmengine_registry).values() if isinstance(v, Registry)]
+def _registries(scope: str) -> list[Registry]:
+    """mmengine's roots and those that only the scope has, such as mmpretrain's batch augments."""
+    own = importlib.import_module(f'{scope}.registry')
+    return [v for module in (mmengine_registry, own) for v in vars(module).values()
+            if isinstance(v, Registry)]
 
 
 def _find(name: str, scope: str):
-    for root in _registries():
-        child = root._search_child(scope) or root
+    for root in _registries(scope):
+        child = root._search_child(scope)
         try:
-            found = child.get(name)
+            found = (root if child is None else child).get(name)
         except (KeyError, RuntimeError):
             found = None
         if found is not None:
@@ -46,7 +48,7 @@ def _find(name: str, scope: str):
     return None
 
 
-def _known_names() -> list[str]:
+def _known_names(scope: str) -> list[str]:
     """Names of all registries and their children, with the scope of the children."""
     names = []
 
@@ -57,7 +59,7 @@ def _known_names() -> list[str]:
         for child in registry.children.values():
             collect(child)
 
-    for root in _registries():
+    for root in _registries(scope):
         collect(root)
     return names
 
@@ -98,43 +100,41 @@ def _walk(node, path: str) -> Iterator[tuple[str, dict]]:
             yield from _walk(value, f'{path}[{index}]')
 
 
-def _suggest(name: str, names) -> str:
-    close = difflib.get_close_matches(name, sorted(set(names)), n=1, cutoff=.6)
-    return f' Did you mean {close[0]!r}?' if close else ''
+def _closest(name: str, names, cutoff: float) -> str | None:
+    close = difflib.get_close_matches(name, sorted(set(names)), n=1, cutoff=cutoff)
+    return close[0] if close else None
 
 
 def check_config(cfg: Config) -> None:
-    """Raise :class:`ConfigError` for an unregistered type or an argument that a class lacks.
+    """Raise :class:`ConfigError` for a type or an argument that is misspelt.
+
+    A name that nothing resembles is left to the builders: some heads take keys out of a loss's
+    config, some layers are looked up in torch or mmcv, not in a registry.
 
     Args:
         cfg: A config whose ``default_scope`` is set and already active.
     """
-    scope = cfg.get('default_scope', 'mmengine')
     current = DefaultScope.get_current_instance()
-    scope = current.scope_name if current is not None else scope
+    scope = cfg.get('default_scope', 'mmengine') if current is None else current.scope_name
     for section in SECTIONS:
         for path, node in _walk(cfg.get(section), section):
-            last = path.rsplit('.', 1)[-1]
-            if last in UNREGISTERED or last == 'init_cfg' or '.init_cfg' in path:
-                continue
             name = node['type']
             cls = _find(name, node.get('_scope_', scope))
+            ours = name.startswith('mmext.')
             if cls is None:
-                if '.' in name or section in ('model', 'default_hooks', 'custom_hooks') or \
-                        'dataset' in path or 'pipeline' in path:
-                    raise ConfigError(f'{path}.type = {name!r} is not registered in scope '
-                                      f'{scope!r}.{_suggest(name, _known_names())}')
+                close = _closest(name, _known_names(scope), .6 if ours else .8)
+                if ours or close:
+                    raise ConfigError(f'{path}.type = {name!r} is not registered.' +
+                                      (f' Did you mean {close!r}?' if close else ''))
                 continue
             known = _arguments(cls)
-            if known is None:
-                continue
-            if section == 'optim_wrapper' or last in ('norm_cfg', 'act_cfg', 'conv_cfg',
-                                                      'upsample_cfg', 'sampler', 'collate_fn'):
-                continue  # built with other arguments than the class's own
-            for key in node:
-                if key != 'type' and key not in known and key not in TAKEN_BY_BUILDERS:
-                    raise ConfigError(f'{path} ({name}) has no argument {key!r}.'
-                                      f'{_suggest(key, known)}')
+            for key in node if known else ():
+                if key == 'type' or key in known or key in TAKEN_BY_BUILDERS:
+                    continue
+                close = _closest(key, known, .6 if ours else .88)
+                if ours or close:
+                    raise ConfigError(f'{path} ({name}) has no argument {key!r}.' +
+                                      (f' Did you mean {close!r}?' if close else ''))
 
 
 def check_checkpoints(cfg: Config) -> None:

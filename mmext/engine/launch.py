@@ -71,8 +71,8 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first exception of a chain: what went wrong, without the registry around it."""
-    while error.__cause__ is not None:
+    """The error that the user can act on: one of mmext's own, else the first of the chain."""
+    while not type(error).__module__.startswith('mmext.') and error.__cause__ is not None:
         error = error.__cause__
     return error
 
@@ -82,16 +82,16 @@ def one_clear_error():
     """End the process with status 1 and the cause as last line; details stay above it."""
     try:
         yield
-    except ConfigError as error:
-        if get_dist_info()[0] == 0:
-            print(f'error: {error}', file=sys.stderr)
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print('\ninterrupted; continue with the same command and --resume', file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
-        traceback.print_exc()
         cause = root_cause(error)
+        if type(cause).__module__.startswith('mmext.'):  # written for the user: enough by itself
+            if get_dist_info()[0] == 0:
+                print(f'error: {cause}', file=sys.stderr)
+            raise SystemExit(1) from None
+        traceback.print_exc()
         message = str(cause).strip()
         if isinstance(cause, KeyError):
             message = str(cause.args[0]) if cause.args else message
