@@ -1,4 +1,9 @@
+from mmext.models.backbones import BiasPrunedViT
 from mmext.models.data_preprocessors import build_masked_det_data_preprocessor
 from mmext.models.necks import SimpleFeaturePyramid
 
-__all__ = ['SimpleFeaturePyramid', 'build_masked_det_data_preprocessor']
+__all__ = [
+    'BiasPrunedViT',
+    'SimpleFeaturePyramid',
+    'build_masked_det_data_preprocessor',
+]

@@ -27,6 +27,32 @@ def scaled_r(r: int, num_tokens: int, reference: int = 196) -> int:
     return round(r * num_tokens / reference)
 
 
+def merge_schedule(r: int | tuple[int, float] | list[int], depth: int) -> list[int]:
+    """Tokens to merge in every layer.
+
+    Args:
+        r: a constant; (r, inflect): linear from int(r * (1 - inflect)) to 2 r minus that (inflect
+            -1 decreasing, +1 increasing, the official ``parse_r``); or ``depth`` numbers.
+
+    Raises:
+        ValueError: r is negative, or the sequence has another length.
+    """
+    if isinstance(r, int):
+        rs = [r] * depth
+    elif len(r) == 2 and depth != 2:
+        mean, inflect = r
+        first = int(mean * (1 - inflect))
+        step = (2 * mean - 2 * first) / max(depth - 1, 1)
+        rs = [int(first + step * layer) for layer in range(depth)]
+    elif len(r) == depth:
+        rs = list(r)
+    else:
+        raise ValueError(f'token merging r={r!r}: give a number, (r, inflect) or {depth} numbers')
+    if min(rs) < 0:
+        raise ValueError(f'token merging r={r!r} must not be negative')
+    return rs
+
+
 def bipartite_soft_matching(metric: Tensor, r: int, num_protected: int = 0,
                             valid: Tensor | None = None) -> Matching | None:
     """Match the r even tokens most similar to an odd one.

@@ -1,0 +1,220 @@
+"""Checkpoints of the ViT family: names, positions and a load that hides nothing.
+
+Layouts, told apart by their names:
+- 'timm': timm and the official DeiT and MAE files (there under ``model``), the names of our body;
+- 'mmpretrain': its VisionTransformer with a head, ``backbone.`` and ``head.``, or the body alone;
+- 'mmext': our classifier, ``backbone.`` before timm's names, ``head.fc.`` for the head.
+"""
+
+import re
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.logging import print_log
+from torch import Tensor, nn
+
+from mmext.checkpoints.files import cut_prefix, read_state_dict
+from mmext.ops.position_grid import resize_position_grid
+
+LAYOUTS = ('timm', 'mmpretrain', 'mmext')
+MMPRETRAIN_NAMES = (  # timm, mmpretrain
+    ('patch_embed.proj.', 'patch_embed.projection.'),
+    ('.norm1.', '.ln1.'),
+    ('.norm2.', '.ln2.'),
+    ('.mlp.fc1.', '.ffn.layers.0.0.'),
+    ('.mlp.fc2.', '.ffn.layers.1.'),
+)
+HEADS = ('head.layers.head.', 'head.fc.', 'head.')
+# What a checkpoint may lack: parts that our body adds to the published ones, and the norm after
+# pooling, which MAE's fine-tuning starts afresh.
+MAY_BE_NEW = re.compile(
+    r'blocks\.\d+\.attn\.(key_bias\.weight|rel_pos_[hw])|fc_norm\.(weight|bias)')
+# What a body may leave out: heads, and what only pre-training or distillation uses.
+MAY_BE_DROPPED = re.compile(
+    r'(head|head_dist|head_drop|decoder_\w+|data_preprocessor)\..*|dist_token|mask_token|pos_grid')
+
+
+class LoadReport(NamedTuple):
+    """Names, in the body's own spelling: loaded by value, new, dropped; resized with both sizes."""
+
+    loaded: list[str]
+    new: list[str]
+    dropped: list[str]
+    resized: list[str]
+
+
+def detect_layout(state: dict[str, Tensor]) -> str:
+    """One of LAYOUTS; ValueError when the names are of no ViT."""
+    names = {re.sub(r'^backbone\.', '', key) for key in state}
+    if 'patch_embed.projection.weight' in names or any(
+            re.match(r'layers\.\d+\.ln1\.', name) for name in names):
+        return 'mmpretrain'
+    if not any(re.match(r'(blocks\.\d+\.|patch_embed\.)', name) for name in names):
+        raise ValueError('not a ViT checkpoint: neither timm, official DeiT/MAE, mmpretrain nor '
+                         f'mmext names in it, but {", ".join(sorted(state)[:4])}, ...')
+    return 'mmext' if any(key.startswith('backbone.') for key in state) else 'timm'
+
+
+def mmpretrain_to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """mmpretrain's VisionTransformer, with or without ``backbone.``, to timm's names."""
+    out = {}
+    for key, value in state.items():
+        if key.startswith('head.'):
+            head = next(head for head in HEADS if key.startswith(head))
+            out['head.' + key[len(head):]] = value
+            continue
+        key = key.removeprefix('backbone.')
+        key = re.sub(r'^layers\.', 'blocks.', key)
+        key = re.sub(r'^ln1\.', 'norm.', re.sub(r'^ln2\.', 'fc_norm.', key))
+        for ours, theirs in MMPRETRAIN_NAMES:
+            key = key.replace(theirs, ours)
+        out[key] = value
+    return out
+
+
+def timm_to_mmpretrain(state: dict[str, Tensor], head: str = 'head.layers.head.'
+                       ) -> dict[str, Tensor]:
+    """timm's names to mmpretrain's; ``head`` is 'head.layers.head.' or 'head.fc.'."""
+    out = {}
+    for key, value in state.items():
+        if key.startswith('head.'):
+            out[head + key[len('head.'):]] = value
+            continue
+        key = re.sub(r'^norm\.', 'ln1.', re.sub(r'^fc_norm\.', 'ln2.', key))
+        for ours, theirs in MMPRETRAIN_NAMES:
+            key = key.replace(ours, theirs)
+        out['backbone.' + re.sub(r'^blocks\.', 'layers.', key)] = value
+    return out
+
+
+def mmext_to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our classifier to timm's names; what belongs to neither body nor head is left out."""
+    out = cut_prefix(state, 'backbone.')
+    for key, value in state.items():
+        if key.startswith('head.'):
+            out['head.' + key[len('head.fc.' if key.startswith('head.fc.') else 'head.'):]] = value
+    return out
+
+
+def timm_to_mmext(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """timm's names to those of our classifier."""
+    return {key.replace('head.', 'head.fc.', 1) if key.startswith('head.') else 'backbone.' + key:
+            value for key, value in state.items()}
+
+
+def to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Any of the layouts to timm's names."""
+    return {'timm': dict, 'mmpretrain': mmpretrain_to_timm, 'mmext': mmext_to_timm}[
+        detect_layout(state)](state)
+
+
+def find_grid(num_patches: int, known: tuple[int, int] | None, own: tuple[int, int]
+              ) -> tuple[int, int]:
+    """Grid that a checkpoint's positions were stored for.
+
+    ``known`` (from the file or the user) comes first. Published files do not name their grid: a
+    square one where the count allows it, as mmext writes the grid beside any other; the body's own
+    where the count is equal.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if known is not None:
+        return known
+    side = round(num_patches ** 0.5)
+    if side * side == num_patches:
+        return side, side
+    if num_patches == own[0] * own[1]:
+        return own
+    raise ValueError(f'the checkpoint has {num_patches} patch positions, which is no square grid; '
+                     'give its grid as pos_grid=(h, w)')
+
+
+def fit_positions(state: dict[str, Tensor], own_grid: tuple[int, int], with_cls: bool,
+                  pos_grid: tuple[int, int] | None = None) -> str | None:
+    """Bring ``pos_embed`` of ``state`` (timm's names) to a body's grid and prefix, in place.
+
+    Args:
+        own_grid: (h, w) of the body; with_cls: whether it has a class token.
+        pos_grid: grid of the checkpoint, where the file cannot tell.
+
+    Returns:
+        what was changed, in words, or None.
+    """
+    stored = state.pop('pos_grid', None)
+    pos = state.get('pos_embed')
+    if pos is None:
+        return None
+    num_prefix = ('cls_token' in state) + ('dist_token' in state)
+    if pos_grid is None and stored is not None:
+        pos_grid = (int(stored[0]), int(stored[1]))
+    old = find_grid(pos.shape[1] - num_prefix, pos_grid, own_grid)
+    prefix = pos[:, :min(num_prefix, int(with_cls))]
+    grid = resize_position_grid(pos, old, own_grid, num_prefix)[:, num_prefix:]
+    state['pos_embed'] = torch.cat([prefix, grid], 1)
+    if old == tuple(own_grid):
+        return None
+    return f'pos_embed {old[0]}x{old[1]} to {own_grid[0]}x{own_grid[1]}'
+
+
+def load_vit(model: nn.Module, path: str, prefix: str = '', pos_grid: tuple[int, int] | None = None
+             ) -> LoadReport:
+    """Load a file of any layout into a ``BiasPrunedViT``, by value, and log one line about it.
+
+    Args:
+        model: the body; its ``grid`` (h, w) and ``with_cls_token`` say what positions it needs.
+        path, prefix: see ``read_state_dict``; a lone ``backbone.`` is found without a prefix.
+        pos_grid: grid of the file's positions where it is neither square nor named in the file.
+
+    Raises:
+        ValueError: a parameter of the body is missing, other than key bias and relative positions;
+            a name is left over, other than heads, distillation and pre-training parts, and norms
+            or class token that this body does not have; or a shape differs.
+    """
+    own = model.state_dict()
+    state = to_timm(read_state_dict(path, prefix))
+    resized = [fit_positions(state, model.grid, model.with_cls_token, pos_grid)]
+    own.pop('pos_grid', None)
+    for key, value in own.items():
+        if re.search(r'\.attn\.v\.(weight|bias)$', key) and key not in state:
+            dense = state.pop(key.replace('.attn.v.', '.attn.qkv.'), None)
+            if dense is not None:
+                state[key] = dense[2 * dense.shape[0] // 3:]
+        if 'rel_pos' in key and key in state and state[key].shape != value.shape:
+            resized.append(f'{key} {state[key].shape[0]} to {value.shape[0]}')
+            state[key] = F.interpolate(
+                state[key].t()[None].float(), size=value.shape[0], mode='linear')[0].t()
+
+    loaded = [key for key in own if key in state]
+    new = [key for key in own if key not in state]
+    dropped = [key for key in state if key not in own]
+    wrong = [f'{key} {tuple(state[key].shape)} for {tuple(own[key].shape)}'
+             for key in loaded if state[key].shape != own[key].shape]
+    missing = [key for key in new if not MAY_BE_NEW.fullmatch(key)]
+    absent = {name for name in ('cls_token', 'norm', 'fc_norm')
+              if not any(key.split('.')[0] == name for key in own)}
+    if not model.with_key_bias:
+        absent.add('key_bias')
+    unexpected = [key for key in dropped if not MAY_BE_DROPPED.fullmatch(key)
+                  and not absent & set(key.split('.'))]
+    problems = [f'{len(names)} {what}: {_some(names)}' for what, names in (
+        ('parameters missing', missing), ('names left over', unexpected),
+        ('shapes that differ', wrong)) if names]
+    if problems:
+        raise ValueError(f'{path} does not fit this {type(model).__name__} '
+                         f'({len(loaded)} of {len(own)} parameters match). {"; ".join(problems)}')
+
+    model.load_state_dict({key: state[key].to(own[key].dtype) for key in loaded}, strict=False)
+    report = LoadReport(loaded, new, dropped, [entry for entry in resized if entry])
+    print_log(
+        f'{path}: {len(loaded)} parameters loaded, {len(new)} new ({_some(new)}), {len(dropped)} '
+        f'dropped ({_some(dropped)}), resized: {", ".join(report.resized) or "none"}',
+        logger='current')
+    return report
+
+
+def _some(names: list[str], limit: int = 6) -> str:
+    """Names with their numbers folded, so that a line stays a line."""
+    folded = list(dict.fromkeys(re.sub(r'\.\d+\.', '.*.', name) for name in names))
+    return ', '.join(folded[:limit]) + (', ...' if len(folded) > limit else '') or 'none'
