@@ -1,0 +1,161 @@
+"""Time and memory of a few callables that are compared with each other. Needs torch alone.
+
+All candidates run in one process, in alternation, so that a machine that slows down or speeds up
+does so for all of them.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager, nullcontext
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+class Timing(NamedTuple):
+    """Seconds of one call: median, 10th and 90th percentile over ``repeat`` calls."""
+
+    median: float
+    low: float
+    high: float
+    repeat: int
+
+
+def synchronise(device: torch.device | str) -> None:
+    if torch.device(device).type == 'cuda':
+        torch.cuda.synchronize(device)
+
+
+def time_alternating(functions: dict[str, Callable[[], object]],
+                     device: torch.device | str,
+                     warmup: int = 3,
+                     repeat: int = 10,
+                     progress: Callable[[], None] | None = None) -> dict[str, Timing]:
+    """Call every function ``warmup`` and then ``repeat`` times, in turn.
+
+    Args:
+        functions: name -> callable without arguments.
+        progress: called after each round.
+    """
+    if repeat < 1:
+        raise ValueError(f'repeat={repeat} must be at least 1')
+    seconds = {name: [] for name in functions}
+    for turn in range(warmup + repeat):
+        for name, function in functions.items():
+            synchronise(device)
+            start = time.perf_counter()
+            function()
+            synchronise(device)
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+        if progress is not None:
+            progress()
+    return {name: summarise(values) for name, values in seconds.items()}
+
+
+def summarise(values: list[float]) -> Timing:
+    values = sorted(values)
+    last = len(values) - 1
+    return Timing(
+        median(values), values[round(0.1 * last)], values[round(0.9 * last)], len(values))
+
+
+def peak_bytes(function: Callable[[], object], device: torch.device | str) -> int:
+    """Most memory allocated at a time during one call, beyond what was allocated before it.
+
+    On CUDA from the caching allocator; on the CPU from the profiler's allocation events, which
+    include buffers inside kernels as far as they come from torch's allocator.
+    """
+    if torch.device(device).type == 'cuda':
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        result = function()
+        del result
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
+    events.sort(key=lambda e: e.start_ns())
+    now = peak = 0
+    for event in events:
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def saved_bytes(function: Callable[[], object], ignore: Iterable[Tensor] = ()) -> int:
+    """Bytes that autograd keeps for backward during one forward call; each storage counts once.
+
+    Args:
+        ignore: tensors that exist anyway (parameters, the input).
+    """
+    seen = {tensor.untyped_storage().data_ptr() for tensor in ignore}
+    keep_alive, total = [], 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal total
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            keep_alive.append(tensor)  # or its address could be handed out again
+            total += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = function()
+    del result
+    return total
+
+
+def training_step(module: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Forward and backward of ``module(x).sum()``, without an optimizer."""
+
+    def step() -> None:
+        module.zero_grad(set_to_none=True)
+        out = module(x)
+        out = out[-1] if isinstance(out, tuple) else out
+        out.float().sum().backward()
+
+    return step
+
+
+@contextmanager
+def attention_backend(name: str):
+    """'fused': whatever scaled_dot_product_attention chooses by itself; 'math': N x N matrices."""
+    if name not in ('fused', 'math'):
+        raise ValueError(f"backend={name!r} must be 'fused' or 'math'")
+    with sdpa_kernel(SDPBackend.MATH) if name == 'math' else nullcontext():
+        yield
+
+
+def environment(device: torch.device | str) -> dict[str, str]:
+    """What a number was measured on."""
+    device = torch.device(device)
+    if device.type == 'cuda':
+        hardware = (f'{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, '
+                    f'TF32 {torch.backends.cuda.matmul.allow_tf32}')
+    else:
+        hardware = f'{cpu_name()}, {torch.get_num_threads()} threads'
+    return {
+        'hardware': hardware,
+        'torch': torch.__version__,
+        'python': platform.python_version(),
+        'system': f'{platform.system()} {platform.machine()}',
+    }
+
+
+def cpu_name() -> str:
+    try:
+        with open('/proc/cpuinfo') as info:
+            names = [line.split(':', 1)[1].strip() for line in info
+                     if line.startswith('model name')]
+        return names[0]
+    except (OSError, IndexError):
+        return platform.processor() or 'CPU'
