@@ -155,10 +155,10 @@ def make_canvas(rng, digits, labels, rows, args):
 def make_single(rng, digit, size, rotation):
     """One digit, about the middle of a picture uint8 (size, size, 3)."""
     paper = make_paper(rng, size)
-    opacity = make_glyph(rng, digit, rng.uniform(.6, .85) * size, rotation)
+    opacity = make_glyph(rng, digit, rng.uniform(.55, .9) * size, rotation)
     opacity = opacity[:size, :size]
     slack = np.array([size, size]) - opacity.shape
-    top, left = (slack * rng.uniform(.25, .75, 2)).astype(int)
+    top, left = (slack * rng.uniform(.1, .9, 2)).astype(int)
     write_ink(rng, paper, opacity, top, left)
     return to_bytes(paper)
 
