@@ -1,0 +1,311 @@
+"""Leaves the results of a run where people look for them: numbers, curves and pictures."""
+
+import json
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import cv2
+import mmengine
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from mmengine.dist import is_main_process
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+
+import mmext
+from mmext.registry import HOOKS
+
+
+@HOOKS.register_module()
+class RunArtifactsHook(Hook):
+    """Writes into the work_dir, after each validation and at the end of training:
+
+    - ``metrics.json``: state of the run, last and best metrics, every validation so far;
+    - ``curves.png``: training loss and validation metrics over the iterations;
+    - ``predictions.png``: a contact sheet of validation pictures with what the model says of them
+      (boxes, masks and scores of detectors, labels of classifiers).
+
+    Predictions are taken from the validation as it runs, so that no picture is computed twice.
+    Resuming goes on with the history found in ``metrics.json``. Only the main process acts, and
+    a failure to write or draw is a warning, never the end of the training.
+
+    Args:
+        num_pictures: pictures on the contact sheet, spread evenly over the validation set.
+        columns: pictures in a row of it.
+        score_thr: detections below this score are not drawn.
+    """
+
+    # after CheckpointHook, so that `last_checkpoint` is the one of this iteration
+    priority = 'LOWEST'
+
+    def __init__(self, num_pictures: int = 12, columns: int = 4, score_thr: float = 0.5):
+        if num_pictures < 1 or columns < 1:
+            raise ValueError(f'num_pictures ({num_pictures}) and columns ({columns}) must be >= 1')
+        self.num_pictures = num_pictures
+        self.columns = columns
+        self.score_thr = score_thr
+        self.history = []
+        self.seconds_before = 0.
+        self.started = time.time()
+        self.pictures = []
+        self.wanted = set()
+
+    def before_train(self, runner) -> None:
+        if not is_main_process():
+            return
+        self.history, self.seconds_before, self.started = [], 0., time.time()
+        if runner.iter == 0:
+            return
+        with warn_on_failure(runner, 'read the history of metrics.json'):
+            path = Path(runner.work_dir) / 'metrics.json'
+            if path.exists():
+                found = json.loads(path.read_text())
+                self.history = [e for e in found['history'] if e['iter'] <= runner.iter]
+                self.seconds_before = float(found['seconds'])
+
+    def before_val_epoch(self, runner) -> None:
+        self.pictures = []
+        self.wanted = set()
+        if is_main_process():
+            with warn_on_failure(runner, 'choose pictures'):
+                loader = runner.val_dataloader
+                # of a distributed run this process sees only its part
+                seen = min(len(loader.dataset), len(loader) * (loader.batch_size or 1))
+                self.wanted = set(np.linspace(0, seen - 1, self.num_pictures).astype(int).tolist())
+                self.seen = 0
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
+        if not self.wanted:
+            return
+        with warn_on_failure(runner, 'collect pictures'):
+            for i, sample in enumerate(outputs):
+                if self.seen + i in self.wanted:
+                    picture = (
+                        detection_picture(sample, self.score_thr) if 'pred_instances' in sample
+                        else label_picture(sample, data_batch['inputs'][i], runner.model))
+                    self.pictures.append(picture)
+            self.seen += len(outputs)
+
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        if not is_main_process():
+            return
+        numbers = {
+            key: float(value) for key, value in (metrics or {}).items()
+            if np.isscalar(value) and np.isreal(value) and np.isfinite(value)}
+        # runner.iter counts finished iterations here
+        self.history = [e for e in self.history if e['iter'] < runner.iter]
+        self.history.append({'iter': runner.iter, 'epoch': runner.epoch, **numbers})
+        self.write(runner, finished=False)
+        with warn_on_failure(runner, 'draw predictions.png'):
+            if self.pictures:
+                classes = getattr(runner.val_dataloader.dataset, 'metainfo', {}).get('classes')
+                figure = draw_sheet(self.pictures, self.columns, classes)
+                save_figure(figure, Path(runner.work_dir) / 'predictions.png')
+        self.pictures = []
+
+    def after_train(self, runner) -> None:
+        if is_main_process():
+            self.write(runner, finished=True)
+
+    def write(self, runner, finished: bool) -> None:
+        work_dir = Path(runner.work_dir)
+        with warn_on_failure(runner, 'write metrics.json'):
+            last = work_dir / 'last_checkpoint'
+            training = runner.iter > 0 or finished
+            content = {
+                'finished': finished,
+                'iter': runner.iter,
+                'max_iters': runner.max_iters if training else 0,
+                'seconds': round(self.seconds_before + time.time() - self.started, 1),
+                'checkpoint': os.path.basename(last.read_text()) if last.exists() else None,
+                'metrics': self.history[-1] if self.history else {},
+                'best': best_of(self.history),
+                'history': self.history,
+                'seed': runner.seed,
+                'environment': {
+                    'mmext': mmext.__version__,
+                    'torch': torch.__version__,
+                    'device': (torch.cuda.get_device_name() if torch.cuda.is_available()
+                               else f'CPU, {torch.get_num_threads()} threads'),
+                    'world_size': runner.world_size,
+                },
+            }
+            write_text(work_dir / 'metrics.json', json.dumps(content, indent=2) + '\n')
+        with warn_on_failure(runner, 'draw curves.png'):
+            losses = {
+                name.removeprefix('train/'): buffer.data[0]
+                for name, buffer in runner.message_hub.log_scalars.items()
+                if name.startswith('train/') and 'loss' in name}
+            if losses or self.history:
+                save_figure(draw_curves(losses, self.history), work_dir / 'curves.png')
+
+
+@contextmanager
+def warn_on_failure(runner, what: str):
+    try:
+        yield
+    except Exception as error:
+        runner.logger.warning(f'RunArtifactsHook could not {what}: {error!r}')
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file in one step: a reader sees the old or the new one, whole."""
+    part = path.with_name(f'.{path.name}.part')
+    part.write_text(text)
+    part.replace(path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    part = path.with_name(f'.{path.name}.part')
+    FigureCanvasAgg(figure).print_figure(part, format='png', dpi=120)
+    part.replace(path)
+
+
+def headline_keys(history: list) -> list:
+    """The metrics worth a curve: every mAP over all thresholds, every accuracy; else all."""
+    keys = dict.fromkeys(k for entry in history for k in entry if k not in ('iter', 'epoch'))
+    main = [k for k in keys if k.endswith('mAP') or 'accuracy' in k]
+    return main or list(keys)
+
+
+def best_of(history: list) -> dict:
+    """For every headline metric its highest value and the iteration it belongs to."""
+    best = {}
+    for key in headline_keys(history):
+        entry = max((e for e in history if key in e), key=lambda e: e[key])
+        best[key] = {'value': entry[key], 'iter': entry['iter']}
+    return best
+
+
+# ----------------------------------------------------------------- what one picture has to say
+
+
+def detection_picture(sample, score_thr: float) -> dict:
+    """The picture of a detector's data sample, with the objects found in it.
+
+    Boxes and masks are in pixels of the original picture, as mmdet's ``predict`` gives them.
+    """
+    content = mmengine.fileio.get(sample.img_path)
+    image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    found = sample.pred_instances
+    found = found[found.scores >= score_thr].cpu()
+    boxes = getattr(found.bboxes, 'tensor', found.bboxes)
+    masks = found.masks if 'masks' in found else [None] * len(boxes)
+    return {
+        'image': image,
+        'objects': [
+            {'box': box.tolist(), 'label': int(label), 'score': float(score),
+             'mask': None if mask is None else np.asarray(mask, dtype=bool)}
+            for box, label, score, mask in zip(
+                boxes, found.labels, found.scores, masks, strict=True)],
+    }
+
+
+def label_picture(sample, inputs: torch.Tensor, model) -> dict:
+    """The picture (3, H, W) that a classifier saw, its answer and the truth."""
+    preprocessor = (model.module if is_model_wrapper(model) else model).data_preprocessor
+    image = inputs[:3].permute(1, 2, 0).cpu().numpy().clip(0, 255).astype(np.uint8)
+    if getattr(preprocessor, 'to_rgb', False):
+        image = image[..., ::-1]
+    label = int(sample.pred_label.reshape(-1)[0])
+    return {
+        'image': image,
+        'label': label,
+        'score': float(sample.pred_score[label]),
+        'truth': set(sample.gt_label.reshape(-1).tolist()),
+    }
+
+
+# ------------------------------------------------------------------------------------ drawing
+
+
+def class_colour(label: int) -> tuple:
+    """Ten strong colours first, then steps by the golden ratio around the colour wheel."""
+    if label < 10:
+        return colormaps['tab10'](label)[:3]
+    return colormaps['hsv'](label * 0.618034 % 1)[:3]
+
+
+def draw_sheet(pictures: list, columns: int, classes=None) -> Figure:
+    """Contact sheet of ``detection_picture`` or ``label_picture`` results."""
+    name = lambda label: str(classes[label] if classes else label)  # noqa: E731
+    columns = min(columns, len(pictures))
+    rows = -(-len(pictures) // columns)
+    cell = max(1.4, 11 / columns)  # inches
+    figure = Figure(figsize=(cell * columns, (cell + .1) * rows + .3), layout='constrained')
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, picture in zip(axes, pictures, strict=False):
+        if 'objects' in picture:
+            draw_objects(axis, picture, name)
+        else:
+            axis.imshow(picture['image'])
+            right = picture['label'] in picture['truth']
+            text = f"{name(picture['label'])}  {picture['score']:.2f}"
+            if not right:
+                text += '  (is ' + ', '.join(map(name, sorted(picture['truth']))) + ')'
+            axis.set_title(text, fontsize=10, color='#1a7f37' if right else '#cf222e')
+    what = 'classes, boxes and masks' if 'objects' in pictures[0] else 'labels'
+    figure.suptitle(f'Predicted {what}, with scores, on validation pictures', fontsize=11)
+    return figure
+
+
+def draw_objects(axis, picture: dict, name) -> None:
+    image = picture['image'].astype(np.float32) / 255
+    objects = sorted(picture['objects'], key=lambda o: o['score'])
+    for found in objects:
+        if found['mask'] is not None:
+            mask = found['mask']
+            image[mask] = .4 * image[mask] + .6 * np.array(class_colour(found['label']))
+    axis.imshow(image.clip(0, 1))
+    for found in objects:
+        x0, y0, x1, y1 = found['box']
+        colour = class_colour(found['label'])
+        # pixel i covers i to i + 1 in box coordinates, i - .5 to i + .5 on the axis
+        axis.plot(np.array([x0, x1, x1, x0, x0]) - .5, np.array([y0, y0, y1, y1, y0]) - .5,
+                  color=colour, linewidth=1.2)
+        axis.text(
+            x0 - .5, y0 - .5, f"{name(found['label'])} {found['score']:.2f}", fontsize=7,
+            color='white', verticalalignment='bottom', clip_on=True,
+            bbox={'facecolor': colour, 'edgecolor': 'none', 'pad': .8})
+    axis.set_xlim(-.5, image.shape[1] - .5)
+    axis.set_ylim(image.shape[0] - .5, -.5)
+
+
+def draw_curves(losses: dict, history: list) -> Figure:
+    """Training losses (one value an iteration, smoothed) and validation metrics, side by side."""
+    figure = Figure(figsize=(11, 4.2), layout='constrained')
+    left, right = figure.subplots(1, 2, sharex=True)
+    for key, values in sorted(losses.items(), key=lambda item: item[0] != 'loss'):
+        window = max(1, len(values) // 60)
+        smooth = np.convolve(values, np.ones(window) / window, mode='valid')
+        steps = np.arange(len(smooth)) + window
+        total = key == 'loss'
+        if total:
+            left.plot(np.arange(len(values)) + 1, values, color='0.8', linewidth=.5)
+        left.plot(steps, smooth, label=key, linewidth=2 if total else 1,
+                  color='black' if total else None)
+    if losses:
+        total = np.asarray(losses.get('loss', next(iter(losses.values()))))
+        # a few huge values of the first iterations would flatten everything after them
+        left.set_ylim(0, 1.05 * np.percentile(total, 98))
+        left.legend(fontsize=8)
+    left.set_title('Training loss')
+    keys = headline_keys(history)
+    for key in keys:
+        points = [(e['iter'], e[key]) for e in history if key in e]
+        right.plot(*np.transpose(points), marker='o', markersize=4,
+                   label=f'{key}  (last {points[-1][1]:.3g})')
+    if keys:
+        right.legend(fontsize=9, loc='lower right')
+    right.set_title('Validation')
+    for axis in (left, right):
+        axis.set_xlabel('iteration')
+        axis.grid(alpha=.3)
+    return figure
