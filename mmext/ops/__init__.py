@@ -1,3 +1,8 @@
+from mmext.ops.coding_rate import (
+    coding_rate_ceiling,
+    exact_coding_rate,
+    variational_coding_rate,
+)
 from mmext.ops.column_selection import (
     columns_to_mask,
     keep_ratio_schedule,
@@ -14,6 +19,8 @@ from mmext.ops.key_bias_attention import (
     reference_key_bias_attention,
 )
 from mmext.ops.position_grid import resize_position_grid, sincos_position_grid
+from mmext.ops.rope import apply_rope
+from mmext.ops.soft_threshold import soft_threshold
 from mmext.ops.token_merging import (
     bipartite_soft_matching,
     merge_schedule,
@@ -22,14 +29,29 @@ from mmext.ops.token_merging import (
     track_tokens,
     unmerge_tokens,
 )
+from mmext.ops.token_statistics import (
+    dmsa,
+    dmsa_reference,
+    membership_logits,
+    memberships,
+    tssa,
+    tssa_reference,
+)
 
 __all__ = [
+    'apply_rope',
     'bipartite_soft_matching',
     'channel_bias_attention',
+    'coding_rate_ceiling',
     'columns_to_mask',
+    'dmsa',
+    'dmsa_reference',
+    'exact_coding_rate',
     'gather_kv',
     'keep_ratio_schedule',
     'key_bias_attention',
+    'membership_logits',
+    'memberships',
     'merge_schedule',
     'merge_tokens',
     'num_kept',
@@ -39,8 +61,12 @@ __all__ = [
     'resize_position_grid',
     'scaled_r',
     'sincos_position_grid',
+    'soft_threshold',
     'threshold_columns',
     'top_k_columns',
     'track_tokens',
+    'tssa',
+    'tssa_reference',
     'unmerge_tokens',
+    'variational_coding_rate',
 ]

@@ -1,0 +1,80 @@
+"""Coding rates of the MCR2 objective, the curves of the ToST and DMST papers.
+
+Symbols: v (B, H, N, P) tokens projected per head (U_k^T z_j), Pi (B, H, N) memberships,
+n_k = sum_j Pi_jk. With tokens normalised per head and eps2 = 0.01 the ceiling of the variational
+rate is 0.5 * 48 * ln(101) = 110.763 for P = 48, which is where ToST's published curve starts.
+"""
+
+import torch
+from torch import Tensor
+
+NORMALISE = ('head', 'token', None)
+
+
+def variational_coding_rate(v: Tensor, pi: Tensor, gate: Tensor | None = None, eps2: float = 0.01,
+                            normalise: str | None = 'head', scale: float | None = None,
+                            valid: Tensor | None = None) -> Tensor:
+    """R_cf^var(Z, Pi | U), one value per image.
+
+        1/2 sum_k (n_k/n) sum_i log(1 + scale (1/n_k) sum_j Pi_jk v_kji^2)
+
+    Args:
+        v: (B, H, N, P).
+        pi: (B, H, N), non-negative.
+        gate: (B, H, N); the subspaces are then U_k^S, i.e. v is multiplied by it (after
+            normalising, which would undo it).
+        eps2: squared distortion.
+        normalise: L2-normalise v per token and 'head', per 'token' over all heads, or None.
+        scale: factor of the second moment, P / eps2 by default.
+        valid: (B, N) bool, tokens that count.
+
+    Returns:
+        (B,) in nats.
+    """
+    v, pi, count = _prepare(v, pi, gate, normalise, valid)
+    n_k = pi.sum(-1)
+    moment = torch.matmul(pi[:, :, None], v.square()).squeeze(2) / n_k.clamp_min(1e-12)[..., None]
+    rate = torch.log1p((v.shape[-1] / eps2 if scale is None else scale) * moment).sum(-1)
+    return 0.5 * (n_k / count * rate).sum(-1)
+
+
+def exact_coding_rate(v: Tensor, pi: Tensor | None = None, gate: Tensor | None = None,
+                      eps2: float = 0.01, normalise: str | None = 'head',
+                      scale: float | None = None, valid: Tensor | None = None) -> Tensor:
+    """Log-determinant rate, one value per image; by Sylvester's identity P x P, not N x N.
+
+    With memberships: 1/2 sum_k (n_k/n) logdet(I + scale/n_k V^T Diag(pi_k) V), an upper bound of
+    which (Hadamard) is the variational rate. Without (pi None): CRATE's
+    1/2 sum_k logdet(I + scale/N V V^T).
+
+    Args and returns: as ``variational_coding_rate``.
+    """
+    ones = torch.ones_like(v[..., 0])
+    v, weights, count = _prepare(v, ones if pi is None else pi, gate, normalise, valid)
+    n_k = weights.sum(-1)
+    gram = torch.matmul(v.transpose(-1, -2) * weights[:, :, None], v)
+    scale = v.shape[-1] / eps2 if scale is None else scale
+    gram = gram * (scale / n_k.clamp_min(1e-12))[..., None, None]
+    rate = torch.logdet(gram + torch.eye(v.shape[-1], device=v.device, dtype=v.dtype))
+    share = n_k / count if pi is not None else torch.ones_like(n_k)
+    return 0.5 * (share * rate).sum(-1)
+
+
+def coding_rate_ceiling(head_dim: int, eps2: float = 0.01) -> float:
+    """Largest variational rate of head-normalised tokens with memberships that sum to one."""
+    return 0.5 * head_dim * torch.log1p(torch.tensor(1 / eps2, dtype=torch.float64)).item()
+
+
+def _prepare(v, pi, gate, normalise, valid):
+    if normalise not in NORMALISE:
+        raise ValueError(f'normalise={normalise!r} is unknown, choose one of {NORMALISE}')
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    v, pi = v.to(dtype), pi.to(dtype)
+    if normalise is not None:
+        dim = -1 if normalise == 'head' else (1, 3)
+        v = v / torch.linalg.vector_norm(v, dim=dim, keepdim=True).clamp_min(1e-12)
+    if gate is not None:
+        v = v * gate.to(dtype)[..., None]
+    if valid is None:
+        return v, pi, v.shape[2]
+    return v, pi * valid[:, None], valid.sum(-1, keepdim=True).to(dtype)
