@@ -5,13 +5,14 @@ see mmext/analysis/flop_counter.py for what counts. A two-stage detector gets a 
 regions (1,000 proposals, 100 mask boxes: the test-time caps), so the result is deterministic.
 
 Examples:
-    python tools/analysis_tools/get_flops.py configs/deit_bias/deit-small-b_8xb128_in1k.py
+    python tools/analysis_tools/get_flops.py configs/deit_bias/deit-s-bias_8xb128-ft_in1k.py
     python tools/analysis_tools/get_flops.py CONFIG --shape 1024 --keep-ratio 0.9 0.1
     python tools/analysis_tools/get_flops.py CONFIG --shape 800 1333 --backbone-only --json out.json
 """
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from mmengine.config import Config, DictAction
 from mmengine.registry import MODELS, init_default_scope
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
-from mmext.analysis.flop_counter import count_by_part
+from mmext.analysis.flop_counter import count_by_part, drop_values
 
 UNITS = ('GFLOPs = 2 x MACs / 1e9 of convolutions, linear layers, matrix products and attention; '
          'no softmax, normalisation, activation, top-k or gather.')
@@ -37,10 +38,16 @@ def parse_args(argv=None):
         help="'none' for dense, one ratio, two for a linear schedule over depth, or one per block "
         '(default: what the config says)')
     parser.add_argument('--backbone-only', action='store_true')
+    parser.add_argument(
+        '--gather', choices=['after', 'before', 'auto'], default='after',
+        help="where bias-pruned attention drops keys and values: 'after' their projection is the "
+        "paper's count, 'before' it saves 2(1-r)Nd^2 MACs more, 'auto' is what the model runs")
     parser.add_argument('--proposals', type=int, default=1000, help='regions of the box head')
     parser.add_argument('--boxes', type=int, default=100, help='regions of the mask head')
+    parser.add_argument('--device', default='cpu')
     parser.add_argument(
-        '--device', default='cpu', help="cpu, cuda, or meta (shapes only: fast; not every model)")
+        '--shapes-only', action='store_true',
+        help='compute nothing: a second even for ViT-L at 1024; not for detectors or tau')
     parser.add_argument(
         '--modules', type=int, default=0, metavar='DEPTH',
         help='also list modules down to this depth of names')
@@ -77,9 +84,10 @@ def build_model(cfg: Config):
 
 def default_shape(model, cfg: Config) -> tuple[int, int]:
     """The size the backbone was built for; 224 (classifier) or 1024 (detector) without one."""
-    size = getattr(model.backbone, 'img_size', None)
-    if size is None:
-        size = 1024 if cfg.get('default_scope') == 'mmdet' else 224
+    backbone = model.backbone
+    if hasattr(backbone, 'grid'):
+        return tuple(side * backbone.patch_size for side in backbone.grid)
+    size = getattr(backbone, 'img_size', 1024 if cfg.get('default_scope') == 'mmdet' else 224)
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
@@ -101,11 +109,14 @@ def analyse(args) -> dict:
             raise SystemExit(f'--keep-ratio: backbone {type(model.backbone).__name__} does not '
                              'prune; leave the option out')
         model.backbone.set_keep_ratio(parse_keep_ratio(args.keep_ratio))
+    if hasattr(model.backbone, 'set_gather'):
+        model.backbone.set_gather(args.gather)
     shape = tuple(args.shape * 2)[:2] if args.shape else default_shape(model, cfg)
 
     model = model.to(args.device)
-    image = torch.rand(1, 3, *shape, device=args.device)
-    counts = count_by_part(model, image, args.proposals, args.boxes, args.backbone_only)
+    with drop_values(model) if args.shapes_only else nullcontext():
+        image = torch.rand(1, 3, *shape, device=args.device)
+        counts = count_by_part(model, image, args.proposals, args.boxes, args.backbone_only)
 
     parts = {
         name: {'gflops': count.gflops, 'params': parameters(model, name)}
@@ -115,6 +126,7 @@ def analyse(args) -> dict:
         'config': str(args.config),
         'shape': list(shape),
         'keep_ratio': ' '.join(args.keep_ratio) if args.keep_ratio else 'as in the config',
+        'gather': args.gather,
         'device': args.device,
         'units': UNITS,
         'parts': parts,
@@ -135,7 +147,8 @@ def analyse(args) -> dict:
 def show(result: dict) -> None:
     h, w = result['shape']
     print(f"Config: {result['config']}")
-    print(f"Input: 1 x 3 x {h} x {w}, eval mode, keep ratio: {result['keep_ratio']}")
+    print(f"Input: 1 x 3 x {h} x {w}, eval mode, keep ratio: {result['keep_ratio']}, "
+          f"gather {result['gather']} projection")
     if 'proposals' in result:
         print(f"Regions: {result['proposals']} proposals, {result['boxes']} mask boxes")
     print(f"\n{'part':<12} {'GFLOPs':>12} {'params':>14}")

@@ -1,0 +1,8 @@
+"""CIFAR-100 at 224 pixels, otherwise as cifar10_224_deit.py."""
+
+_base_ = './cifar10_224_deit.py'
+
+data_preprocessor = dict(num_classes=100)
+train_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
+val_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
+test_dataloader = val_dataloader

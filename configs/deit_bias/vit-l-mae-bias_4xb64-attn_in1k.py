@@ -1,0 +1,14 @@
+_base_ = [
+    '../_base_/models/deit_bias_large_mae.py',
+    '../_base_/datasets/imagenet_224_deit.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_attention_only.py',
+    '../_base_/default_runtime_cls.py',
+]
+
+# MAE fine-tunes without repeated augmentation
+train_dataloader = dict(
+    batch_size=64, sampler=dict(_delete_=True, type='DefaultSampler', shuffle=True))
+custom_hooks = [
+    dict(type='mmext.PretrainedHeadHook', checkpoint={{_base_.checkpoint}}),
+    dict(type='mmext.RunArtifactsHook'),
+]

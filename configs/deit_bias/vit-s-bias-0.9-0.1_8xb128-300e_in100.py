@@ -1,0 +1,4 @@
+_base_ = './vit-s-bias_8xb128-300e_in100.py'
+
+# layer-wise, .5 on average
+model = dict(backbone=dict(keep_ratio=(0.9, 0.1)))

@@ -1,0 +1,4 @@
+_base_ = './vit-s-bias_8xb128-300e_in100.py'
+
+# the plain ViT: no key bias
+model = dict(backbone=dict(key_bias=False))
