@@ -97,3 +97,69 @@ def losses_of(model, batch):
     """Total loss of one training forward, and the parts."""
     data = model.data_preprocessor(batch, True)
     return model.parse_losses(model(**data, mode='loss'))
+
+
+def write_coco(folder, images=4, size=(96, 128), objects=2, seed=0):
+    """A small COCO data set of bright rectangles on noise: annotations.json beside the pictures."""
+    import json
+
+    from PIL import Image
+    rng = np.random.default_rng(seed)
+    height, width = size
+    names = coco_classes()
+    data = dict(
+        images=[], annotations=[],
+        categories=[dict(id=i + 1, name=name) for i, name in enumerate(names)])
+    for image_id in range(images):
+        picture = rng.integers(0, 80, (height, width, 3), dtype=np.uint8)
+        for _ in range(objects):
+            x, y = (int(v) for v in rng.integers(0, (width // 2, height // 2)))
+            w, h = (int(v) for v in rng.integers(16, (width // 2, height // 2)))
+            label = int(rng.integers(0, 3))
+            picture[y:y + h, x:x + w, label] = 250
+            data['annotations'].append(dict(
+                id=len(data['annotations']) + 1, image_id=image_id, category_id=label + 1,
+                bbox=[x, y, w, h], area=w * h, iscrowd=0,
+                segmentation=[[x, y, x + w, y, x + w, y + h, x, y + h]]))
+        name = f'{image_id}.png'
+        Image.fromarray(picture).save(folder / name)
+        data['images'].append(dict(id=image_id, file_name=name, height=height, width=width))
+    (folder / 'annotations.json').write_text(json.dumps(data))
+    return folder
+
+
+def coco_classes():
+    from mmdet.datasets import CocoDataset
+    return CocoDataset.METAINFO['classes']
+
+
+def small_run(name, data_root, work_dir, jitter=False, **backbone):
+    """A whole run's config on `write_coco` data: small model, one process, nothing random but
+    the weights (`jitter` keeps the augmentation)."""
+    cfg = small_config(name, **backbone)
+    cfg.work_dir = str(work_dir)
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        loader.update(batch_size=2, num_workers=0, persistent_workers=False)
+        loader.dataset.update(
+            data_root=str(data_root), ann_file='annotations.json', data_prefix=dict(img=''))
+    for evaluator in (cfg.val_evaluator, cfg.test_evaluator):
+        evaluator.ann_file = str(data_root / 'annotations.json')
+    size = (128, 128)
+    for step in (*cfg.train_dataloader.dataset.pipeline, *cfg.val_dataloader.dataset.pipeline,
+                 *cfg.test_dataloader.dataset.pipeline):
+        if 'scale' in step:
+            step.scale = size
+        if 'crop_size' in step:
+            step.crop_size = size
+    if not jitter:
+        cfg.model.backbone.drop_path_rate = 0.0
+        cfg.train_dataloader.dataset.pipeline = [
+            step for step in cfg.train_dataloader.dataset.pipeline
+            if step.type in ('LoadImageFromFile', 'LoadAnnotations', 'PackDetInputs')]
+        # samplers that take every candidate draw no random numbers
+        cfg.model.train_cfg.rpn.sampler.num = 100000
+        cfg.model.train_cfg.rcnn.sampler.num = 100000
+    cfg.optim_wrapper.type = 'OptimWrapper'
+    cfg.default_hooks.pop('visualization')
+    cfg.custom_hooks = []
+    return cfg
