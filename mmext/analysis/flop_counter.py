@@ -11,7 +11,9 @@ nor vector products; without the additions below attention would silently count 
 (https://github.com/pytorch/pytorch/issues/195460).
 """
 
+import importlib
 from collections.abc import Callable
+from contextlib import contextmanager
 from math import prod
 from typing import NamedTuple
 
@@ -69,6 +71,25 @@ def _handlers() -> dict[object, Callable]:
     return {getattr(aten, name): rule for name, rule in named.items() if hasattr(aten, name)}
 
 
+@contextmanager
+def _plain_kernels():
+    """Switch off what has no rule, or changes the count without changing the work.
+
+    nn.MultiheadAttention's fast path is one opaque kernel; key-bias attention widens the heads to
+    carry the bias where a kernel refuses masks, which is no work of the method.
+    """
+    bias_attention = importlib.import_module('mmext.ops.key_bias_attention')
+    chooser = bias_attention._prefers_channels
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    bias_attention._prefers_channels = lambda q, bias: False
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        bias_attention._prefers_channels = chooser
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
 @torch.no_grad()
 def count_flops(function: Callable, *args, **kwargs) -> FlopCount:
     """Run ``function(*args, **kwargs)`` once without gradients and count its FLOPs.
@@ -81,13 +102,9 @@ def count_flops(function: Callable, *args, **kwargs) -> FlopCount:
         FlopCount. ``by_module`` names are relative to the module given ('' is the whole); for a
         plain function they start with the class name of the outermost module called.
     """
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # nn.MultiheadAttention's kernel has no rule
-    try:
-        with FlopCounterMode(display=False, custom_mapping=_handlers()) as counter:
-            function(*args, **kwargs)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+    with _plain_kernels(), FlopCounterMode(
+            display=False, custom_mapping=_handlers()) as counter:
+        function(*args, **kwargs)
     counts = counter.get_flop_counts()
     by_op = {str(op): n for op, n in counts.get('Global', {}).items()}
     root = type(function).__name__ if isinstance(function, nn.Module) else None

@@ -148,7 +148,7 @@ def show(result: dict) -> None:
     h, w = result['shape']
     print(f"Config: {result['config']}")
     print(f"Input: 1 x 3 x {h} x {w}, eval mode, keep ratio: {result['keep_ratio']}, "
-          f"gather {result['gather']} projection")
+          f"key-value gather: {result['gather']} projection")
     if 'proposals' in result:
         print(f"Regions: {result['proposals']} proposals, {result['boxes']} mask boxes")
     print(f"\n{'part':<12} {'GFLOPs':>12} {'params':>14}")

@@ -1,0 +1,90 @@
+"""BiasPrunedViT: FLOPs counted by running it against the closed formulas."""
+
+import importlib
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from mmext.analysis.flop_counter import count_flops, drop_values
+from mmext.models import BiasPrunedViT
+from mmext.ops import flops
+
+
+def build(**kwargs):
+    model = BiasPrunedViT(**{'arch': 'deit-tiny', **kwargs}).eval()
+    model.set_gather('after')
+    return model
+
+
+@pytest.mark.parametrize('math', [False, True])
+@pytest.mark.parametrize('shape', [(224, 224), (100, 170)])
+@pytest.mark.parametrize('options,formula', [
+    (dict(key_bias=False), {}),
+    (dict(), dict(key_bias=True)),
+    (dict(keep_ratio=.5), dict(keep_ratio=.5)),
+    (dict(keep_ratio=(.9, .1)), dict(keep_ratio=(.9, .1))),
+    (dict(num_qk_free=4), dict(qk_free_last=4)),
+    (dict(with_cls_token=False, out_type='featmap', keep_ratio=(.9, .1)),
+     dict(keep_ratio=(.9, .1), prefix_tokens=0)),
+])
+def test_counter_equals_formula(options, formula, shape, math):
+    model = build(**options)
+    x = torch.rand(1, 3, *shape)
+    if math:
+        with sdpa_kernel(SDPBackend.MATH):
+            count = count_flops(model, x)
+    else:
+        count = count_flops(model, x)
+    expected = 2 * flops.vit_macs(shape, *flops.VIT_ARCHS['deit-tiny'], num_classes=0, **formula)
+    assert count.total == expected
+
+
+def test_gather_before_projection():
+    model = build(keep_ratio=(.9, .1))
+    model.set_gather('before')
+    expected = flops.vit_macs((224, 224), *flops.VIT_ARCHS['deit-tiny'], keep_ratio=(.9, .1),
+                              gather_first=True, num_classes=0)
+    assert count_flops(model, torch.rand(1, 3, 224, 224)).total == 2 * expected
+
+
+def test_counter_sees_the_live_ratio():
+    model, x = build(), torch.rand(1, 3, 224, 224)
+    dense = count_flops(model, x)
+    model.set_keep_ratio((.9, .1))
+    pruned = count_flops(model, x)
+    assert pruned.total < dense.total
+    first, last = 'blocks.0.attn', 'blocks.11.attn'
+    saved = [dense.by_module[k] - pruned.by_module[k] for k in (first, last)]
+    assert saved == [2 * 2 * 197 * (197 - k) * 192 for k in (177, 19)]
+    model.train()  # masks drop columns without saving work
+    assert count_flops(model, x).total == dense.total
+
+
+def test_bias_in_extra_channels_is_not_work(monkeypatch):
+    """Where the bias rides in widened heads (flash kernels), the method's work is counted."""
+    module = importlib.import_module('mmext.ops.key_bias_attention')
+    monkeypatch.setattr(module, '_prefers_channels', lambda q, bias: True)
+    model, x = build(arch='tiny-test'), torch.rand(1, 3, 64, 64)
+    expected = flops.vit_macs((64, 64), 32, 2, 2, key_bias=True, num_classes=0)
+    assert count_flops(model, x).total == 2 * expected
+    q = torch.rand(1, 2, 17, 16)
+    widened = count_flops(module.channel_bias_attention, q, q, q, torch.zeros(1, 2, 17))
+    assert widened.total == 2 * 2 * 17 * 17 * (24 + 24)  # what would have been counted
+    assert module._prefers_channels(q, q), 'counting must leave the choice as it was'
+
+
+@pytest.mark.parametrize('arch', flops.VIT_ARCHS)
+def test_large_images_from_shapes_alone(arch, monkeypatch):
+    for module, name in (('mmext.models.backbones.bias_pruned_vit', 'trunc_normal_'),
+                         ('mmext.layers.biased_attention', 'trunc_normal_'),
+                         ('torch.nn.init', 'kaiming_uniform_')):  # values do not matter here
+        monkeypatch.setattr(importlib.import_module(module), name, lambda t, *args, **kwargs: t)
+    model = build(arch=arch)
+    with drop_values(model):
+        for keep in (None, (.9, .1), (.9, .5)):
+            model.set_keep_ratio(keep)
+            count = count_flops(model, torch.rand(1, 3, 1024, 1024))
+            expected = flops.vit_macs((1024, 1024), *flops.VIT_ARCHS[arch], key_bias=True,
+                                      keep_ratio=keep, num_classes=0)
+            assert count.total == 2 * expected
