@@ -264,7 +264,8 @@ class BiasedAttention(nn.Module):
             if mode == 'mask':
                 full_keep, index = columns_to_mask(index, kept, num_tokens), None
 
-        if index is not None and not need_full and self._before(index.shape[-1] / num_tokens, x.device):
+        if (index is not None and not need_full
+                and self._before(index.shape[-1] / num_tokens, x.device)):
             weight, qkv_bias = self.qkv.weight, self.qkv.bias
             q = F.linear(x, weight[:dim], None if qkv_bias is None else qkv_bias[:dim])
             q = q.view(batch, num_tokens, heads, width)
