@@ -89,7 +89,7 @@ class DMSA(nn.Module):
         self.temp = nn.Parameter(torch.ones(num_heads, 1)) if use_temp else None
         self.shrink_lambda = shrink_lambda
         if learn_lambda:
-            self.shrink_lambda = nn.Parameter(torch.full((num_heads, 1), float(shrink_lambda)))
+            self.shrink_lambda = nn.Parameter(torch.full((num_heads,), float(shrink_lambda)))
         self.attn_drop = nn.Dropout(attn_drop)
         self.to_out = nn.Sequential(nn.Linear(dim, dim, bias=proj_bias), nn.Dropout(proj_drop))
 
@@ -109,7 +109,9 @@ class DMSA(nn.Module):
         if hw is not None and self.rope in ('feature', 'both'):
             v = apply_rope(v, hw, *self.rope_args, inplace=overwrite)
         logits = self.membership_logits(x, x_proj, hw)
-        y, stats = dmsa(v, logits, **self.options, shrink_lambda=self.shrink_lambda, valid=valid,
+        lam = self.shrink_lambda
+        lam = lam[:, None] if isinstance(lam, Tensor) else lam
+        y, stats = dmsa(v, logits, **self.options, shrink_lambda=lam, valid=valid,
                         keep=drop_factors(self.attn_drop, v), inplace=overwrite)
         out = self.to_out(y.transpose(1, 2).reshape(x.shape))
         return (out, stats | {'v': v}) if return_intermediates else out

@@ -1,9 +1,11 @@
-from mmext.models.backbones import BiasPrunedViT
+from mmext.models.backbones import DMST, BiasPrunedViT, ToST
 from mmext.models.data_preprocessors import build_masked_det_data_preprocessor
 from mmext.models.necks import SimpleFeaturePyramid
 
 __all__ = [
+    'DMST',
     'BiasPrunedViT',
     'SimpleFeaturePyramid',
+    'ToST',
     'build_masked_det_data_preprocessor',
 ]

@@ -202,7 +202,7 @@ def membership_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     """
     tensors = (x, weight) if bias is None else (x, weight, bias)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        logits = _MembershipLogits.apply(x, weight, x if saved is None else saved)
+        logits = _MembershipLogits.apply(x, weight, None if saved is x else saved)
     else:
         logits = _project_logits(x, weight)
     return logits if bias is None else logits + bias.to(logits.dtype)[:, None]
@@ -402,7 +402,7 @@ class _MembershipLogits(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, saved):
-        ctx.save_for_backward(saved, weight)
+        ctx.save_for_backward(x if saved is None else saved, weight)
         ctx.dtype = x.dtype
         return _project_logits(x, weight)
 
