@@ -25,7 +25,7 @@ MMPRETRAIN_NAMES = (  # timm, mmpretrain
     ('.mlp.fc1.', '.ffn.layers.0.0.'),
     ('.mlp.fc2.', '.ffn.layers.1.'),
 )
-HEADS = ('head.layers.head.', 'head.fc.', 'head.')
+HEADS = ('head.layers.head.', 'head.fc.', 'head.')  # of VisionTransformer and linear heads
 # What a checkpoint may lack: parts that our body adds to the published ones, and the norm after
 # pooling, which MAE's fine-tuning starts afresh.
 MAY_BE_NEW = re.compile(
@@ -61,8 +61,9 @@ def mmpretrain_to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
     out = {}
     for key, value in state.items():
         if key.startswith('head.'):
-            head = next(head for head in HEADS if key.startswith(head))
-            out['head.' + key[len(head):]] = value
+            key = key.replace('head.layers.head_dist.', 'head_dist.')
+            head = next((head for head in HEADS if key.startswith(head)), None)
+            out[key if head is None else 'head.' + key[len(head):]] = value
             continue
         key = key.removeprefix('backbone.')
         key = re.sub(r'^layers\.', 'blocks.', key)
@@ -78,8 +79,9 @@ def timm_to_mmpretrain(state: dict[str, Tensor], head: str = 'head.layers.head.'
     """timm's names to mmpretrain's; ``head`` is 'head.layers.head.' or 'head.fc.'."""
     out = {}
     for key, value in state.items():
-        if key.startswith('head.'):
-            out[head + key[len('head.'):]] = value
+        if key.startswith(('head.', 'head_dist.')):
+            distilled = key.startswith('head_dist.')
+            out['head.layers.' + key if distilled else head + key[len('head.'):]] = value
             continue
         key = re.sub(r'^norm\.', 'ln1.', re.sub(r'^fc_norm\.', 'ln2.', key))
         for ours, theirs in MMPRETRAIN_NAMES:
