@@ -1,0 +1,44 @@
+"""Coding rates, memberships and gates of token-statistics attention (TSSA, DMSA).
+
+Pure functions on intermediates: v (B, H, N, P), membership and gate (B, H, N).
+Source: "Interpretable and Sparse Linear Attention ..." (arXiv 2601.17042), Fig. 5, 6.
+"""
+
+from torch import Tensor
+
+from mmext.ops.coding_rate import exact_coding_rate, variational_coding_rate
+
+
+def layer_coding_rates(tensors: dict[str, Tensor], eps2: float = 0.01,
+                       normalise: str | None = 'head', use_gate: bool = True
+                       ) -> dict[str, Tensor]:
+    """Rates of one layer in nats, one value per image; conventions of ``mmext.ops.coding_rate``.
+
+    Args:
+        use_gate: rates within the sparse subspaces U^S; False: within the full ones.
+
+    Returns:
+        ``variational`` (the papers' curve), ``exact`` (log determinant with the same memberships)
+        and ``crate`` (CRATE's log determinant, no memberships), each (B,).
+    """
+    v, pi = tensors['v'].double(), tensors['membership'].double()
+    gate = tensors.get('gate') if use_gate else None
+    options = dict(gate=gate, eps2=eps2, normalise=normalise)
+    return {'variational': variational_coding_rate(v, pi, **options),
+            'exact': exact_coding_rate(v, pi, **options),
+            'crate': exact_coding_rate(v, None, **options)}
+
+
+def support_sizes(gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Sizes of the sparse support of a gate (B, H, N).
+
+    Returns:
+        tokens in every subspace (B, H), and subspaces open to every token (B, N).
+    """
+    active = gate != 0
+    return active.sum(-1), active.sum(1)
+
+
+def to_grid(values: Tensor, hw: tuple[int, int]) -> Tensor:
+    """Per-token values (..., N) -> (..., h, w); prefix tokens are dropped."""
+    return values[..., values.shape[-1] - hw[0] * hw[1]:].unflatten(-1, hw)

@@ -1,0 +1,384 @@
+"""What the analysis tools share: command line, model, pictures, progress and JSON. Not a tool."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from get_flops import build_model, default_shape
+from mmengine.config import Config, DictAction
+from mmengine.dataset import Compose
+from mmengine.registry import DATASETS, init_default_scope
+from mmengine.utils import ProgressBar
+from torch import Tensor, nn
+
+import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
+from mmext.analysis.intermediates import Layer, analysed_layers, iterate_layers
+from mmext.analysis.timing import environment
+from mmext.checkpoints.files import read_state_dict
+from mmext.compat.checkpoints import forbid_code_in_checkpoints
+from mmext.datasets.loading import LoadImageFromFile
+from mmext.engine.config_check import ConfigError, check_config
+from mmext.engine.launch import load_config
+
+SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm'}
+SETTINGS = ('config', 'checkpoint', 'images', 'shape', 'layers', 'heads', 'device')
+
+
+def parser(doc: str, num_images: int, compare: bool = False, heads: bool = True,
+           checkpoint: bool = True) -> argparse.ArgumentParser:
+    """The options of every analysis tool; ``num_images`` is the default of that option."""
+    out = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out.add_argument('config', help='config of a classifier or detector')
+    if checkpoint:
+        out.add_argument(
+            'checkpoint', nargs='?',
+            help="of the whole model, or of the backbone alone in any layout it knows (default: "
+            "what the config's init_cfg names, where that file is here; else random weights)")
+    if compare:
+        out.add_argument('--compare', nargs='+', default=[], metavar='CONFIG[=CKPT]',
+                         help='further models for the same figure')
+    out.add_argument('--images', nargs='+', default=['dataset'], metavar='PATH',
+                     help="folders or files, or the word 'dataset' for the config's own test "
+                     'data (default)')
+    out.add_argument('--num-images', type=int, default=num_images,
+                     help=f'taken evenly from all that are given (default: {num_images})')
+    out.add_argument('--shape', type=int, nargs='+', metavar=('H', 'W'),
+                     help='resize and crop to this size instead of what the test pipeline does')
+    out.add_argument('--layers', type=int, nargs='+', help='block indices, -1 is the last')
+    if heads:
+        out.add_argument('--heads', type=int, nargs='+', help='head indices')
+    out.add_argument('--batch-size', type=int, default=1)
+    out.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    out.add_argument('--out', type=Path, default=Path('analysis'), metavar='DIR',
+                     help='where figures go (default: analysis)')
+    out.add_argument('--json', nargs='?', const='', metavar='FILE',
+                     help='write the numbers to this file, without FILE beside the figures')
+    out.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+                     help='override the config')
+    return out
+
+
+class Subject(NamedTuple):
+    """A model under study; ``notes`` say what a reader of its numbers must know."""
+
+    label: str
+    cfg: Config
+    model: nn.Module
+    pipeline: Compose
+    notes: list[str]
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.model.backbone
+
+
+class Batch(NamedTuple):
+    """Names of B images, what the network sees of them (H, W, 3; uint8 RGB), input (B, C, H, W)."""
+
+    names: list[str]
+    pictures: list[np.ndarray]
+    inputs: Tensor
+
+
+# ------------------------------------------------------------------------------------- the model
+
+
+def subjects(args) -> list[Subject]:
+    """The model of the command line and those to compare it with."""
+    pairs = [(args.config, getattr(args, 'checkpoint', None))]
+    for word in getattr(args, 'compare', []):
+        config, _, checkpoint = word.partition('=')
+        pairs.append((config, checkpoint or None))
+    names = [Path(config).stem for config, _ in pairs]
+    labels = [f'{name} {Path(checkpoint).stem}' if checkpoint and names.count(name) > 1 else name
+              for name, (_, checkpoint) in zip(names, pairs, strict=True)]
+    return [open_subject(args, label, config, checkpoint)
+            for label, (config, checkpoint) in zip(labels, pairs, strict=True)]
+
+
+def open_subject(args, label: str, config: str, checkpoint: str | None) -> Subject:
+    """Build a model in eval mode, its weights and the pipeline of its pictures.
+
+    Token merging is switched off: merged tokens have no place in the picture.
+    """
+    forbid_code_in_checkpoints()
+    cfg = load_config(config, args.cfg_options, None, 'none')
+    init_default_scope(cfg.default_scope)
+    check_config(cfg)
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    notes = load_weights(model, checkpoint)
+    if any(getattr(model.backbone, 'tome_r', ())):
+        model.backbone.set_tome(0)
+        notes.append('token merging switched off')
+    for note in notes:
+        print(f'{label}: {note}', file=sys.stderr)
+    return Subject(label, cfg, model.to(args.device).eval(), test_pipeline(cfg, args, model), notes)
+
+
+def load_weights(model: nn.Module, checkpoint: str | None) -> list[str]:
+    """Load a whole model or a backbone; the notes name what keeps its random values."""
+    backbone, options = model.backbone, {}
+    if checkpoint is None:
+        init = getattr(backbone, 'init_cfg', None) or {}
+        init = init if isinstance(init, dict) else next(
+            (entry for entry in init if entry.get('type') == 'Pretrained'), {})
+        checkpoint = init.get('checkpoint')
+        options = {key: init[key] for key in ('prefix',) if key in init}
+        if checkpoint is None or not local_copy(checkpoint).is_file():
+            where = f' ({checkpoint} is not here)' if checkpoint else ''
+            return [f'random weights{where}: give a checkpoint']
+    elif any(key.startswith('backbone.') for key in read_state_dict(checkpoint)):
+        missing, unexpected = model.load_state_dict(read_state_dict(checkpoint), strict=False)
+        if any(key.startswith('backbone.') for key in (*missing, *unexpected)):
+            raise ConfigError(
+                f'{checkpoint} does not fit the config: missing {missing[:4]}, unexpected '
+                f'{unexpected[:4]}; give the config it was trained with')
+        return [f'not in {checkpoint}, left random: {", ".join(missing[:4])}'] if missing else []
+    report = backbone.load_pretrained(checkpoint, **options)
+    new = getattr(report, 'new', [])
+    return ['key bias untrained (the checkpoint has none)'] if any(
+        'key_bias' in name for name in new) else []
+
+
+def local_copy(path: str) -> Path:
+    if '://' not in path:
+        return Path(path)
+    return Path(torch.hub.get_dir()) / 'checkpoints' / path.split('?')[0].rsplit('/', 1)[-1]
+
+
+def make_dense(backbone: nn.Module) -> None:
+    if hasattr(backbone, 'set_keep_ratio'):
+        backbone.set_keep_ratio(None)
+
+
+# ---------------------------------------------------------------------------------- the pictures
+
+
+def dataset_cfg(cfg: Config):
+    loader = cfg.get('test_dataloader') or cfg.get('val_dataloader')
+    return None if loader is None else loader.dataset
+
+
+def test_pipeline(cfg: Config, args, model: nn.Module) -> Compose:
+    """The config's test transforms after loading, or with --shape one resize before packing."""
+    dataset = dataset_cfg(cfg)
+    while dataset is not None and 'pipeline' not in dataset and 'dataset' in dataset:
+        dataset = dataset.dataset
+    pack = 'PackDetInputs' if cfg.default_scope == 'mmdet' else 'PackInputs'
+    given = list(dataset.get('pipeline', [])) if dataset is not None else []
+    steps = [step for step in given if 'Load' not in step['type']] or [dict(type=pack)]
+    if args.shape or not given:
+        shape = tuple(args.shape * 2)[:2] if args.shape else default_shape(model, cfg)
+        steps = [Cover(shape), steps[-1]]
+    return Compose(steps)
+
+
+class Cover:
+    """Resize to cover (H, W), aspect kept, then crop the centre."""
+
+    def __init__(self, shape: tuple[int, int]):
+        self.shape = shape
+
+    def __call__(self, results: dict) -> dict:
+        image, (height, width) = results['img'], self.shape
+        scale = max(height / image.shape[0], width / image.shape[1])
+        size = [max(width, round(image.shape[1] * scale)),
+                max(height, round(image.shape[0] * scale))]
+        image = cv2.resize(
+            image, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
+        top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+        results['img'] = np.ascontiguousarray(image[top:top + height, left:left + width])
+        results['img_shape'] = self.shape
+        return results
+
+
+def image_infos(args, cfg: Config) -> list[dict]:
+    """Evenly chosen entries with ``img_path``, or ``img`` where the data set holds arrays."""
+    if args.images == ['dataset']:
+        dataset = dataset_cfg(cfg)
+        if dataset is None:
+            raise ConfigError('the config has no test or validation data: give --images')
+        init_default_scope(cfg.default_scope)
+        dataset = DATASETS.build(dataset)
+        total, get = len(dataset), dataset.get_data_info
+    else:
+        paths = []
+        for path in map(Path, args.images):
+            if not path.exists():
+                raise ConfigError(f'--images: {path} does not exist')
+            paths += sorted(p for p in path.rglob('*') if p.suffix.lower() in SUFFIXES) \
+                if path.is_dir() else [path]
+        total, get = len(paths), lambda i: {'img_path': str(paths[i]), 'img_id': i}
+    if total == 0:
+        raise ConfigError(f'no images in {" ".join(args.images)}; known are {sorted(SUFFIXES)}')
+    count = min(total, args.num_images)
+    return [get(i) for i in sorted(set(np.linspace(0, total - 1, count).round().astype(int)))]
+
+
+def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
+    """The images of the command line, preprocessed; consecutive ones of equal size together."""
+    infos = image_infos(args, subject.cfg)
+    load = LoadImageFromFile()
+    preprocessor = subject.model.data_preprocessor
+    converts = getattr(preprocessor, 'to_rgb', False) or getattr(
+        preprocessor, '_channel_conversion', False)
+    reads_bgr = converts or 'LoadImageFromFile' in str(dataset_cfg(subject.cfg))
+    bar = None
+    if progress:
+        print(f'{subject.label}: {len(infos)} images', file=sys.stderr)
+        bar = ProgressBar(len(infos), file=sys.stderr)
+    waiting = []
+
+    def flush() -> Batch:
+        names, inputs, samples = zip(*waiting, strict=True)
+        waiting.clear()
+        data = {'inputs': list(inputs)}
+        if subject.cfg.default_scope == 'mmdet':
+            data['data_samples'] = list(samples)
+        data = preprocessor(data, False)['inputs']
+        patch = getattr(subject.backbone, 'patch_size', 1)
+        size = [math.ceil(side / patch) * patch for side in data.shape[-2:]]
+        return Batch(list(names), [as_picture(x, converts, size) for x in inputs], data)
+
+    for number, info in enumerate(infos):
+        if 'img' not in info:
+            info = load.transform(dict(info))
+            if not reads_bgr:
+                info['img'] = info['img'][..., ::-1]
+        name = Path(info.get('img_path') or f"image_{info.get('sample_idx', number)}").stem
+        item = subject.pipeline(info)
+        full = len(waiting) == args.batch_size
+        if waiting and (full or waiting[-1][1].shape != item['inputs'].shape):
+            yield flush()
+        waiting.append((name, item['inputs'], item['data_samples']))
+        if bar is not None:
+            bar.update()
+    yield flush()
+    if bar is not None:
+        print(file=sys.stderr)
+
+
+def as_picture(image: Tensor, converts: bool, size: Sequence[int]) -> np.ndarray:
+    """Pixels (3, h, w) before normalisation -> (H, W, 3) uint8 RGB of whole patches, padding grey.
+    """
+    image = F.pad(image.float(), (0, size[1] - image.shape[-1], 0, size[0] - image.shape[-2]),
+                  value=127.)
+    image = image.clamp(0, 255).permute(1, 2, 0).cpu().numpy().astype(np.uint8)
+    return image[..., ::-1] if converts else image
+
+
+def under(layer: Layer, batch: Batch, subject: Subject, image: int) -> np.ndarray:
+    """The part of a picture that a layer's grid covers: without what was cut off as padding."""
+    patch = subject.backbone.patch_size
+    return batch.pictures[layer.first + image][:layer.hw[0] * patch, :layer.hw[1] * patch]
+
+
+# -------------------------------------------------------------------------------- intermediates
+
+
+def shown_layers(args, backbone: nn.Module, count: int = 3) -> list[int]:
+    """--layers, or ``count`` from first to last: 0, 5, 11 of 12, as in the papers."""
+    layers = analysed_layers(backbone, args.layers)
+    if args.layers is not None or len(layers) <= count:
+        return list(layers)
+    return [layers[math.floor(i * (len(layers) - 1) / (count - 1))] for i in range(count)]
+
+
+def chosen_heads(args, num_heads: int, default: Sequence[int] | None = None) -> list[int]:
+    heads = args.heads if args.heads is not None else default
+    heads = list(range(num_heads)) if heads is None else list(heads)
+    wrong = [head for head in heads if not -num_heads <= head < num_heads]
+    if wrong:
+        raise ConfigError(f'--heads {wrong}: the model has {num_heads} heads')
+    return [head % num_heads for head in heads]
+
+
+def layers_of(subject: Subject, inputs: Tensor, layers: Sequence[int] | None,
+              need: Sequence[str]) -> Iterator[Layer]:
+    """``iterate_layers`` with a check that the layers give what the tool is about."""
+    for layer in iterate_layers(subject.backbone, inputs, layers):
+        missing = set(need) - set(layer.tensors)
+        if missing:
+            raise ConfigError(
+                f'{subject.label}: block {layer.index} has no {", ".join(sorted(missing))}, only '
+                f'{", ".join(sorted(layer.tensors))}; maps over N x N and biases are those of '
+                'softmax attention, memberships and gates those of TSSA and DMSA')
+        yield layer
+
+
+def collect(args, subject: Subject, function: Callable[[Layer], dict[str, Tensor]],
+            need: Sequence[str]) -> dict[str, np.ndarray]:
+    """Apply ``function`` to every layer of every image; only its results are kept.
+
+    Returns:
+        name -> (layers, images, ...), the function's results having the images first.
+    """
+    found = {}
+    layers = analysed_layers(subject.backbone, args.layers)
+    for batch in batches(args, subject):
+        for layer in layers_of(subject, batch.inputs, layers, need):
+            for name, value in function(layer).items():
+                found.setdefault(name, {}).setdefault(layer.index, []).append(value.cpu().numpy())
+    return {name: np.stack([np.concatenate(of_layer[i]) for i in layers])
+            for name, of_layer in found.items()}
+
+
+def mean_and_spread(values: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over ``axes`` and standard deviation over the first of them (the images), nan left out.
+
+    The spread is that of the per-image means, so heads do not widen it.
+    """
+    kept = np.ma.masked_invalid(values)
+    per_image = kept.mean(axes[1:]) if len(axes) > 1 else kept
+    return (per_image.mean(axes[0]).filled(np.nan), per_image.std(axes[0]).filled(np.nan))
+
+
+# --------------------------------------------------------------------------------------- results
+
+
+def report(args, tool: str, subjects: Sequence[Subject], numbers: dict, figures: Sequence[Path]):
+    """Print where the figures are and write the JSON that was asked for."""
+    for path in figures:
+        print(f'figure: {path}')
+    if args.json is None:
+        return
+    path = Path(args.json) if args.json else args.out / f'{tool}.json'
+    result = {
+        'tool': tool,
+        'settings': {key: getattr(args, key) for key in SETTINGS if hasattr(args, key)},
+        'environment': environment(args.device),
+        'notes': {subject.label: subject.notes for subject in subjects if subject.notes},
+        'figures': [str(figure) for figure in figures],
+        **numbers,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(plain(result), indent=1, allow_nan=False) + '\n')
+    print(f'numbers: {path}')
+
+
+def plain(value):
+    """Arrays to lists, nan to null, numbers to six digits, for JSON."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic, Tensor)):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return float(f'{value:.9g}') if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def note_of(subjects: Sequence[Subject]) -> str:
+    """The notes of the models in one line for a figure."""
+    return '; '.join(f'{s.label}: {", ".join(s.notes)}' for s in subjects if s.notes)

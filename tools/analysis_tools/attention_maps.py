@@ -1,0 +1,79 @@
+"""Attention maps, N x N, at early, middle and late layers (Fig. 3, 10-13 of the bias paper).
+
+One figure an image: a row for every model and head, a column for every layer. Vertical stripes are
+columns that every query attends to. The colour scale of a panel ends at its 99.5th percentile.
+Models run without pruning; with --pruned as their configs say.
+
+Example:
+    python tools/analysis_tools/attention_maps.py CONFIG CKPT --images photos --heads 0 4 --json
+"""
+
+import numpy as np
+from analysis_cli import (
+    batches,
+    chosen_heads,
+    layers_of,
+    make_dense,
+    note_of,
+    parser,
+    report,
+    shown_layers,
+    subjects,
+    under,
+)
+
+from mmext.analysis.attention import column_mean, row_entropy, top_columns
+from mmext.analysis.drawing import Cell, cell_grid, save
+from mmext.engine.launch import one_clear_error
+
+TENTH = 0.1
+
+
+def panels(args, subject, images: dict) -> None:
+    """Add this model's rows and numbers to ``images``, by name of the image."""
+    layers = shown_layers(args, subject.backbone)
+    for batch in batches(args, subject):
+        for layer in layers_of(subject, batch.inputs, layers, ['attn']):
+            attn = layer.tensors['attn']
+            entropy, received = row_entropy(attn), column_mean(attn)
+            top = (received * top_columns(received, TENTH)).sum(-1)
+            for i, of_image in enumerate(attn):
+                image = images.setdefault(
+                    batch.names[layer.first + i],
+                    {'picture': under(layer, batch, subject, i), 'rows': {}, 'numbers': []})
+                for head in chosen_heads(args, len(of_image), [0]):
+                    matrix = of_image[head].float().cpu().numpy()
+                    image['rows'].setdefault((subject.label, head), []).append(Cell(
+                        matrix, title=f'block {layer.index}', axes=('query', 'key'),
+                        vmax=float(np.percentile(matrix, 99.5))))
+                    image['numbers'].append({
+                        'model': subject.label, 'layer': layer.index, 'head': head,
+                        'tokens': matrix.shape[0], 'row_entropy_nats': entropy[i, head],
+                        'mass_of_top_tenth_of_columns': top[i, head],
+                        'most_attended_column': received[i, head].argmax()})
+
+
+def main(argv=None):
+    command = parser(__doc__, num_images=2, compare=True)
+    command.add_argument('--pruned', action='store_true', help='keep the pruning of the configs')
+    args = command.parse_args(argv)
+    models, images, figures = subjects(args), {}, []
+    for subject in models:
+        if not args.pruned:
+            make_dense(subject.backbone)
+        panels(args, subject, images)
+    for name, image in images.items():
+        rows = [[Cell(picture=image['picture'], title=name), *row]
+                for row in image['rows'].values()]
+        labels = [f'{model}\nhead {head}' if len(models) > 1 else f'head {head}'
+                  for model, head in image['rows']]
+        figure = cell_grid(rows, labels, f'Attention, {models[0].label}' if len(models) == 1
+                           else 'Attention', 'attention weight')
+        figures.append(save(figure, args.out / f'attention_{name}.png', note_of(models)))
+    report(args, 'attention_maps', models,
+           {'images': {name: image['numbers'] for name, image in images.items()}}, figures)
+
+
+if __name__ == '__main__':
+    with one_clear_error():
+        main()

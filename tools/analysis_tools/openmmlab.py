@@ -1,0 +1,58 @@
+"""mmdet's or mmpretrain's own tool, whichever the config's scope asks for, with mmext set up.
+
+    openmmlab.py analyze_logs CONFIG plot_curve work_dirs/x/*/vis_data/scalars.json --keys loss
+    openmmlab.py browse_dataset CONFIG --output-dir pictures --not-show
+    openmmlab.py confusion_matrix CONFIG predictions.pkl OUT_DIR         (detector)
+    openmmlab.py confusion_matrix CONFIG CHECKPOINT --show-path cm.png   (classifier)
+
+What follows CONFIG goes to that tool; `openmmlab.py TOOL CONFIG --help` shows its options.
+"""
+
+import argparse
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
+from mmext.engine.launch import ConfigError, load_config, one_clear_error
+
+FOLDERS = {
+    ('mmdet', 'analyze_logs'): 'analysis_tools',
+    ('mmdet', 'browse_dataset'): 'analysis_tools',
+    ('mmdet', 'confusion_matrix'): 'analysis_tools',
+    ('mmpretrain', 'analyze_logs'): 'analysis_tools',
+    ('mmpretrain', 'browse_dataset'): 'visualization',
+    ('mmpretrain', 'confusion_matrix'): 'analysis_tools',
+}
+
+
+def script(scope: str, tool: str) -> Path:
+    package = Path(find_spec(scope).submodule_search_locations[0])
+    path = package / '.mim' / 'tools' / FOLDERS[scope, tool] / f'{tool}.py'
+    if not path.is_file():
+        raise ConfigError(f'{path} does not exist: {scope} was installed without its tools; '
+                          'install its wheel from PyPI')
+    return path
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('tool', choices=sorted({tool for _, tool in FOLDERS}))
+    parser.add_argument('config')
+    parser.add_argument('rest', nargs=argparse.REMAINDER, help='options of the tool')
+    args = parser.parse_args(argv)
+    path = script(load_config(args.config, None, None, 'none').default_scope, args.tool)
+    given = args.rest if args.tool == 'analyze_logs' else [args.config, *args.rest]
+    before = sys.argv
+    sys.argv = [str(path), *given]
+    try:
+        runpy.run_path(str(path), run_name='__main__')
+    finally:
+        sys.argv = before
+
+
+if __name__ == '__main__':
+    with one_clear_error():
+        main()
