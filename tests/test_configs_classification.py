@@ -186,3 +186,31 @@ def test_columns_kept_at_224(stem, keep):
     with torch.no_grad():
         layers = model.backbone.forward_intermediates(torch.rand(1, 3, 224, 224))
     assert tuple(int(layers[i]['keep'][0, 0].sum()) for i in range(12)) == keep
+
+
+def test_metafile_lists_every_config():
+    """Names, parameters and FLOPs of the index against the folder and the closed formulas."""
+    import yaml
+
+    from mmext.ops.flops import VIT_ARCHS, vit_macs
+    entries = yaml.safe_load((CONFIGS / 'deit_bias' / 'metafile.yml').read_text())['Models']
+    listed = [CONFIGS.parent / entry['Config'] for entry in entries]
+    assert sorted(listed) == sorted((CONFIGS / 'deit_bias').glob('*.py'))
+    readme = (CONFIGS / 'deit_bias' / 'README.md').read_text()
+    assert all(f'({path.name})' in readme for path in listed)
+    for entry, path in zip(entries, listed, strict=True):
+        assert entry['Name'] == path.stem
+        cfg = Config.fromfile(path)
+        backbone = cfg.model.backbone
+        if backbone.get('tau') is not None:
+            assert 'FLOPs' not in entry['Metadata']
+            continue
+        keep = backbone.get('keep_ratio')
+        macs = vit_macs(
+            (224, 224), *VIT_ARCHS[backbone.arch], key_bias=backbone.get('key_bias', True),
+            keep_ratio=tuple(keep) if isinstance(keep, (list, tuple)) else keep,
+            qk_free_last=backbone.get('num_qk_free', 0), num_classes=cfg.model.head.num_classes)
+        assert entry['Metadata']['FLOPs'] == 2 * macs
+        if not LARGE.search(path.stem):
+            assert entry['Metadata']['Parameters'] == sum(
+                p.numel() for p in build(cfg).parameters())
