@@ -19,6 +19,7 @@ model = dict(
         pos_init='sincos',
         with_cls_token=False,
         keep_ratio=(.9, .1),
+        train_mode='gather',
         out_type='avg_featmap'),
     head=dict(type='LinearClsHead', num_classes=10, in_channels=64))
 

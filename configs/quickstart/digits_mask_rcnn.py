@@ -31,6 +31,7 @@ model = dict(
         pos_init='sincos',
         with_cls_token=False,
         keep_ratio=(.9, .1),
+        train_mode='gather',
         out_type='featmap',
         final_norm=True,
         init_cfg=dict(

@@ -270,9 +270,11 @@ def draw_objects(axis, picture: dict, name) -> None:
         # pixel i covers i to i + 1 in box coordinates, i - .5 to i + .5 on the axis
         axis.plot(np.array([x0, x1, x1, x0, x0]) - .5, np.array([y0, y0, y1, y1, y0]) - .5,
                   color=colour, linewidth=1.2)
+        # a label above the box, inside it where it would leave the picture
+        inside = y0 < .06 * image.shape[0]
         axis.text(
-            x0 - .5, y0 - .5, f"{name(found['label'])} {found['score']:.2f}", fontsize=7,
-            color='white', verticalalignment='bottom', clip_on=True,
+            max(x0, 0) - .5, y0 - .5, f"{name(found['label'])} {found['score']:.2f}", fontsize=7,
+            color='white', verticalalignment='top' if inside else 'bottom', clip_on=True,
             bbox={'facecolor': colour, 'edgecolor': 'none', 'pad': .8})
     axis.set_xlim(-.5, image.shape[1] - .5)
     axis.set_ylim(image.shape[0] - .5, -.5)
