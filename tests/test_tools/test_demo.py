@@ -1,0 +1,118 @@
+"""tools/demo.py on the pictures people really have."""
+
+import importlib.util
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from detection_helpers import PAIR, build, small_config
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+from PIL import Image
+
+
+@pytest.fixture(scope='module')
+def demo(root_dir):
+    spec = importlib.util.spec_from_file_location('demo', root_dir / 'tools' / 'demo.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def pictures(tmp_path_factory):
+    """Name -> (height, width) as a viewer shows them."""
+    folder = tmp_path_factory.mktemp('pictures')
+    rng = np.random.default_rng(0)
+
+    def noise(height, width, channels=3):
+        shape = (height, width, channels) if channels > 1 else (height, width)
+        return Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8))
+
+    noise(40, 60).save(folder / 'plain.jpg')
+    noise(40, 60, 1).save(folder / 'grey.png')
+    noise(40, 60, 4).save(folder / 'alpha.PNG')
+    noise(3, 2).save(folder / 'tiny.png')
+    noise(1500, 2300, 1).save(folder / 'huge.jpg')
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    noise(40, 60).save(folder / 'turned.jpg', exif=exif)
+    (folder / 'notes.txt').write_text('no picture')
+    sizes = {'plain.jpg': (40, 60), 'grey.png': (40, 60), 'alpha.PNG': (40, 60),
+             'tiny.png': (3, 2), 'huge.jpg': (1500, 2300), 'turned.jpg': (60, 40)}
+    return folder, sizes
+
+
+def test_detector(demo, pictures, tmp_path, capsys):
+    folder, sizes = pictures
+    cfg = small_config(PAIR)
+    cfg.model.test_cfg.rcnn.max_per_img = 3
+    cfg.test_pipeline[1].scale = (128, 128)
+    cfg.test_dataloader.dataset.pipeline[1].scale = (128, 128)
+    cfg.dump(tmp_path / 'config.py')
+    torch.save(dict(state_dict=build(cfg).state_dict(), meta={}), tmp_path / 'model.pth')
+    status = demo.main([str(folder), str(tmp_path / 'config.py'), str(tmp_path / 'model.pth'),
+                        '--out-dir', str(tmp_path / 'out'), '--score-thr', '0'])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert '6 of 6 pictures' in printed.out
+    for name, (height, width) in sizes.items():
+        drawn = cv2.imread(str(tmp_path / 'out' / 'vis' / name))
+        assert drawn.shape == (height, width, 3), name
+        stem = name.rsplit('.', 1)[0]
+        found = json.loads((tmp_path / 'out' / 'preds' / f'{stem}.json').read_text())
+        boxes = np.array(found['bboxes'])
+        assert len(boxes) == 3 and (boxes[:, [0, 2]] <= width + 1e-3).all()
+        assert (boxes[:, [1, 3]] <= height + 1e-3).all()
+        assert all(mask['size'] == [height, width] for mask in found['masks'])
+    plain = cv2.imread(str(folder / 'plain.jpg'))
+    assert not np.array_equal(cv2.imread(str(tmp_path / 'out' / 'vis' / 'plain.jpg')), plain)
+
+
+def test_broken_picture_does_not_stop_the_others(demo, pictures, tmp_path, capsys):
+    folder, _ = pictures
+    mixed = tmp_path / 'mixed'
+    mixed.mkdir()
+    (mixed / 'broken.jpg').write_bytes(b'not a picture')
+    (mixed / 'plain.jpg').write_bytes((folder / 'plain.jpg').read_bytes())
+    cfg = small_config(PAIR)
+    cfg.dump(tmp_path / 'config.py')
+    torch.save(dict(state_dict=build(cfg).state_dict(), meta={}), tmp_path / 'model.pth')
+    status = demo.main([str(mixed), str(tmp_path / 'config.py'), str(tmp_path / 'model.pth'),
+                        '--out-dir', str(tmp_path / 'out')])
+    printed = capsys.readouterr()
+    assert status == 1
+    assert 'broken.jpg: left out' in printed.err and '1 of 2 pictures' in printed.out
+
+
+def test_classifier(demo, pictures, root_dir, tmp_path, capsys):
+    """The quickstart's config, which has no test data of its own."""
+    from mmpretrain.registry import MODELS
+    folder, sizes = pictures
+    config = root_dir / 'configs' / 'quickstart' / 'digits_cls.py'
+    cfg = Config.fromfile(config)
+    init_default_scope('mmpretrain')
+    model = MODELS.build(cfg.model)
+    torch.save(dict(state_dict=model.state_dict(),
+                    meta=dict(dataset_meta=dict(classes=list('0123456789')))),
+               tmp_path / 'model.pth')
+    status = demo.main([str(folder), str(config), str(tmp_path / 'model.pth'), '--out-dir',
+                        str(tmp_path / 'out')])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    found = json.loads((tmp_path / 'out' / 'predictions.json').read_text())
+    assert set(found) == set(sizes)
+    for name, one in found.items():
+        assert one['class'] == str(one['label']) and 0.1 <= one['score'] <= 1
+        assert (tmp_path / 'out' / f'{name.rsplit(".", 1)[0]}.png').exists()
+
+
+def test_clear_errors(demo, root_dir, tmp_path, capsys):
+    config = str(root_dir / 'configs' / 'vitdet' / PAIR)
+    with pytest.raises(SystemExit):
+        demo.main([str(tmp_path / 'absent.jpg'), config, config])
+    assert 'absent.jpg does not exist' in capsys.readouterr().err
+    with pytest.raises(SystemExit, match='no pictures'):
+        demo.main([str(tmp_path), config, config])
