@@ -1,0 +1,6 @@
+"""DMST-M: ToST body with DMSA; training options are in the configs that use it."""
+
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(type='mmext.DMST', arch='medium', out_type='cls_token'),
+    head=dict(type='LinearClsHead', num_classes=1000, in_channels=512))

@@ -1,0 +1,5 @@
+"""ToST-S: token statistics self-attention; training options are in the configs that use it."""
+
+_base_ = './dmst_small.py'
+
+model = dict(backbone=dict(type='mmext.ToST'))

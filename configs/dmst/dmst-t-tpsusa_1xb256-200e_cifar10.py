@@ -1,0 +1,5 @@
+"""Table II, TPSUSA: sparse token assignment and gated subspaces."""
+
+_base_ = './dmst-t_1xb256-200e_cifar10.py'
+
+model = dict(backbone=dict(attn_cfg=dict(sparse_dim='both')))

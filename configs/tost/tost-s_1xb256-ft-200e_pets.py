@@ -1,0 +1,12 @@
+_base_ = [
+    '../_base_/models/tost_small.py',
+    '../_base_/datasets/pets_224.py',
+    '../_base_/schedules/tost_transfer_bs256_adamw_200e.py',
+    '../_base_/default_runtime_cls.py',
+]
+
+# weights of tost-s_8xb128-400e_in1k.py
+checkpoint = 'work_dirs/tost-s_8xb128-400e_in1k/epoch_400.pth'
+model = dict(
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')),
+    head=dict(num_classes=37))

@@ -1,0 +1,8 @@
+_base_ = [
+    '../_base_/models/tost_tiny.py',
+    '../_base_/datasets/cifar10_224.py',
+    '../_base_/schedules/tost_scratch_bs256_adamw_200e.py',
+    '../_base_/default_runtime_cls.py',
+]
+
+model = dict(head=dict(num_classes=10))
