@@ -1,4 +1,4 @@
-from mmext.models.backbones import DMST, BiasPrunedViT, ToST
+from mmext.models.backbones import DMST, BiasPrunedViT, StructuredPrunedViT, ToST
 from mmext.models.data_preprocessors import build_masked_det_data_preprocessor
 from mmext.models.necks import SimpleFeaturePyramid
 
@@ -6,6 +6,7 @@ __all__ = [
     'DMST',
     'BiasPrunedViT',
     'SimpleFeaturePyramid',
+    'StructuredPrunedViT',
     'ToST',
     'build_masked_det_data_preprocessor',
 ]

@@ -1,8 +1,10 @@
 from mmext.models.backbones.bias_pruned_vit import BiasPrunedViT
 from mmext.models.backbones.dmst import DMST, ToST
+from mmext.models.backbones.structured_pruned_vit import StructuredPrunedViT
 
 __all__ = [
     'DMST',
     'BiasPrunedViT',
+    'StructuredPrunedViT',
     'ToST',
 ]
