@@ -72,7 +72,8 @@ def classifier(args, cfg):
     """As ``detector``, for a classifier."""
     from mmpretrain import ImageClassificationInferencer, get_model
 
-    infer = ImageClassificationInferencer(get_model(cfg, args.checkpoint, args.device or get_device()))
+    model = get_model(cfg, args.checkpoint, args.device or get_device())
+    infer = ImageClassificationInferencer(model)
     predictions = {}
 
     def run(image: Path) -> str:

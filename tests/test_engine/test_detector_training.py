@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from detection_helpers import (
+    CONFIGS,
     MASKED,
     PAIR,
     build,
     fake_batch,
+    load,
     losses_of,
     small_config,
     small_run,
@@ -21,7 +23,9 @@ from mmengine.hooks import Hook
 from mmengine.optim import build_optim_wrapper
 from mmengine.runner import Runner
 
+MASK = 'mmext.MaskedDetDataPreprocessor'
 TOME = 'mask-rcnn_deit-s-bias-0.9-0.1-tome8_sfp_lsj-100e_coco.py'
+DMST = 'mask-rcnn_dmst-s_sfp_lsj-100e_coco.py'
 WINDOWS = 'mask-rcnn_deit-s-win-bias-0.9-0.1_sfp_lsj-100e_coco.py'
 
 
@@ -45,26 +49,40 @@ def test_masked_training_equals_gathered_validation(name):
         assert not torch.allclose(a, c, rtol=1e-3, atol=1e-3)
 
 
-def test_mask_changes_what_padding_does():
+@pytest.mark.parametrize('name', [PAIR, DMST])
+def test_mask_changes_what_padding_does(name):
     """With the mask a picture's features do not depend on how far it is padded."""
 
-    def features(name, size):
-        cfg = small_config(name, size=128, drop_path_rate=0.0, bias_init='normal')
-        cfg.model.data_preprocessor.pad_size_divisor = size
+    def features(preprocessor, size):
+        cfg = small_config(name, drop_path_rate=0.0)
+        cfg.model.data_preprocessor.update(type=preprocessor, pad_size_divisor=size)
+        if name == PAIR:
+            cfg.model.backbone.use_valid_mask = preprocessor == MASK
         model = build(cfg).double().eval()
-        model.backbone.set_keep_ratio(None)
-        # positions of the 128² grid everywhere: only the padding differs
-        torch.nn.init.zeros_(model.backbone.pos_embed)
+        if name == PAIR:
+            model.backbone.set_keep_ratio(None)
+            # learned positions would be stretched over the canvas
+            torch.nn.init.zeros_(model.backbone.pos_embed)
         images = model.data_preprocessor(fake_batch(((64, 64), ), (1, )))['inputs'].double()
         with torch.no_grad():
             return model.backbone(images)[0][:, :, :4, :4]
 
-    torch.testing.assert_close(features(MASKED, 64), features(MASKED, 256))
-    assert not torch.allclose(features(PAIR, 64), features(PAIR, 256), rtol=1e-3)
+    torch.testing.assert_close(features(MASK, 64), features(MASK, 256))
+    plain = [features('DetDataPreprocessor', size) for size in (64, 256)]
+    assert not torch.allclose(*plain, rtol=1e-3)
+
+
+def test_linear_attention_detectors_have_the_mask():
+    """On by default where attention sums over tokens, off in the paper's own pair."""
+    for name in CONFIGS:
+        cfg = load(name)
+        masked = cfg.model.data_preprocessor.type == MASK
+        linear = cfg.model.backbone.type == 'mmext.DMST'
+        assert masked == (linear or cfg.model.backbone.get('use_valid_mask', False)), name
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize('name', [PAIR, TOME])
+@pytest.mark.parametrize('name', [PAIR, TOME, DMST])
 def test_mixed_precision_step_is_finite(name, dtype):
     model = build(small_config(name)).train()
     with torch.autocast('cpu', dtype=dtype):

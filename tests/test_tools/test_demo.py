@@ -35,13 +35,13 @@ def pictures(tmp_path_factory):
     noise(40, 60, 1).save(folder / 'grey.png')
     noise(40, 60, 4).save(folder / 'alpha.PNG')
     noise(3, 2).save(folder / 'tiny.png')
-    noise(1500, 2300, 1).save(folder / 'huge.jpg')
+    noise(900, 1400, 1).save(folder / 'huge.jpg')
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     noise(40, 60).save(folder / 'turned.jpg', exif=exif)
     (folder / 'notes.txt').write_text('no picture')
     sizes = {'plain.jpg': (40, 60), 'grey.png': (40, 60), 'alpha.PNG': (40, 60),
-             'tiny.png': (3, 2), 'huge.jpg': (1500, 2300), 'turned.jpg': (60, 40)}
+             'tiny.png': (3, 2), 'huge.jpg': (900, 1400), 'turned.jpg': (60, 40)}
     return folder, sizes
 
 
