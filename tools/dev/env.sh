@@ -61,6 +61,19 @@ find_python() {
     echo "$active"
 }
 
+# opencv-python, which mmcv wants, needs libGL, which servers and containers often lack; the
+# headless build has the same import name and what the project uses of it.
+ensure_cv2() {
+    local message version
+    message="$("$PYTHON" -c 'import cv2' 2>&1)" && return 0
+    case $message in *'cannot open shared object file'*) ;; *) fail "import cv2: $message" ;; esac
+    echo "Replacing OpenCV by its headless build (${message##*ImportError: })" >&2
+    version="$("$PYTHON" -c 'from importlib.metadata import version; print(version("opencv-python"))')"
+    "$PYTHON" -m pip install --disable-pip-version-check --no-deps --force-reinstall \
+        "opencv-python-headless==$version" >&2 || fail "pip could not install it; see above"
+    "$PYTHON" -c 'import cv2' || fail "OpenCV cannot be imported; its message is above"
+}
+
 ensure_env() {
     local call round
     PYTHON="$(find_python)" || exit 1
@@ -70,7 +83,7 @@ ensure_env() {
     export PIP_USE_PEP517=1
     for round in 1 2; do
         call="$("$PYTHON" "$ROOT/tools/dev/env_state.py" "$ROOT" "$@")" || exit 1
-        [ -n "$call" ] || return 0
+        [ -n "$call" ] || break
         [ $round = 1 ] && echo "Installing mmext and what it needs (some minutes, once)" >&2
         echo "+ pip install $call" >&2
         eval "\"$PYTHON\" -m pip install --disable-pip-version-check $call" >&2 ||
@@ -78,4 +91,5 @@ ensure_env() {
     done
     call="$("$PYTHON" "$ROOT/tools/dev/env_state.py" "$ROOT" "$@")" || exit 1
     [ -z "$call" ] || fail "still missing after the installation: $call"
+    ensure_cv2
 }
