@@ -210,7 +210,8 @@ def line_panels(panels: Sequence[Panel], xlabel: str, title: str = '') -> Figure
         if len(panel.lines) <= 4:
             axis.legend(fontsize=8)
         else:  # below the panel, where it hides nothing
-            axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(.5, -.17), ncols=3)
+            columns = 3 if max(len(line.label) for line in panel.lines) < 20 else 2
+            axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(.5, -.17), ncols=columns)
     if title:
         figure.suptitle(title, fontsize=11)
     return figure

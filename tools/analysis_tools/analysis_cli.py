@@ -133,17 +133,17 @@ def load_weights(model: nn.Module, checkpoint: str | None) -> list[str]:
         init = init if isinstance(init, dict) else next(
             (entry for entry in init if entry.get('type') == 'Pretrained'), {})
         checkpoint = init.get('checkpoint')
-        options = {key: init[key] for key in ('prefix',) if key in init}
+        options = {key: value for key, value in init.items()
+                   if key not in ('type', 'checkpoint', 'map_location')}
         if checkpoint is None or not local_copy(checkpoint).is_file():
             where = f' ({checkpoint} is not here)' if checkpoint else ''
             return [f'random weights{where}: give a checkpoint']
     elif any(key.startswith('backbone.') for key in read_state_dict(checkpoint)):
         missing, unexpected = model.load_state_dict(read_state_dict(checkpoint), strict=False)
-        if any(key.startswith('backbone.') for key in (*missing, *unexpected)):
-            raise ConfigError(
-                f'{checkpoint} does not fit the config: missing {missing[:4]}, unexpected '
-                f'{unexpected[:4]}; give the config it was trained with')
-        return [f'not in {checkpoint}, left random: {", ".join(missing[:4])}'] if missing else []
+        if not any(key.startswith('backbone.') for key in (*missing, *unexpected)):
+            parts = sorted({key.split('.')[0] for key in missing})
+            return [f'{", ".join(parts)} not in the checkpoint, random'] if parts else []
+        options = {'prefix': 'backbone.'}  # of another task: what its backbone shares with ours
     report = backbone.load_pretrained(checkpoint, **options)
     new = getattr(report, 'new', [])
     return ['key bias untrained (the checkpoint has none)'] if any(
@@ -237,7 +237,7 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
     if progress:
         print(f'{subject.label}: {len(infos)} images', file=sys.stderr)
         bar = ProgressBar(len(infos), file=sys.stderr)
-    waiting = []
+    waiting, seen = [], set()
 
     def flush() -> Batch:
         names, inputs, samples = zip(*waiting, strict=True)
@@ -256,6 +256,8 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
             if not reads_bgr:
                 info['img'] = info['img'][..., ::-1]
         name = Path(info.get('img_path') or f"image_{info.get('sample_idx', number)}").stem
+        name = f'{name}_{number}' if name in seen else name
+        seen.add(name)
         item = subject.pipeline(info)
         full = len(waiting) == args.batch_size
         if waiting and (full or waiting[-1][1].shape != item['inputs'].shape):
@@ -316,6 +318,7 @@ def layers_of(subject: Subject, inputs: Tensor, layers: Sequence[int] | None,
         yield layer
 
 
+@torch.no_grad()
 def collect(args, subject: Subject, function: Callable[[Layer], dict[str, Tensor]],
             need: Sequence[str]) -> dict[str, np.ndarray]:
     """Apply ``function`` to every layer of every image; only its results are kept.

@@ -9,10 +9,15 @@ What follows CONFIG goes to that tool; `openmmlab.py TOOL CONFIG --help` shows i
 """
 
 import argparse
+import inspect
 import runpy
 import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+import matplotlib.style
+from matplotlib import _tight_bbox
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.engine.launch import ConfigError, load_config, one_clear_error
@@ -36,6 +41,24 @@ def script(scope: str, tool: str) -> Path:
     return path
 
 
+@contextmanager
+def older_matplotlib():
+    """What the tools expect of matplotlib and seaborn, for the time of one of them.
+
+    mmdet's analyze_logs asks for the style 'dark', which only seaborn registers; mmpretrain's
+    browse_dataset calls a private function that takes a renderer since matplotlib 3.11.
+    """
+    styles, original = matplotlib.style.library, _tight_bbox.adjust_bbox
+    styles.setdefault('dark', styles['seaborn-v0_8-dark'])
+    if 'renderer' in inspect.signature(original).parameters:
+        _tight_bbox.adjust_bbox = lambda figure, box, *args: original(
+            figure, box, *(args or (figure.canvas.get_renderer(),)))
+    try:
+        yield
+    finally:
+        _tight_bbox.adjust_bbox = original
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -48,7 +71,8 @@ def main(argv=None):
     before = sys.argv
     sys.argv = [str(path), *given]
     try:
-        runpy.run_path(str(path), run_name='__main__')
+        with older_matplotlib():
+            runpy.run_path(str(path), run_name='__main__')
     finally:
         sys.argv = before
 
