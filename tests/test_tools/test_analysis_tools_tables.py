@@ -107,7 +107,7 @@ def test_log_analysis_of_both_scopes(tool, tmp_path, scope):
 
 def test_browse_and_confusion_matrix_of_a_classifier(tool, tmp_path):
     data = tmp_path / 'data'
-    for label in 'ab':
+    for label in 'abc':
         (data / label).mkdir(parents=True)
         for i in range(2):
             image = np.random.default_rng(i).integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -124,7 +124,7 @@ def test_browse_and_confusion_matrix_of_a_classifier(tool, tmp_path):
                       "visualizer = dict(type='UniversalVisualizer')\n")
     tool('openmmlab').main(['browse_dataset', str(config), '--output-dir',
                             str(tmp_path / 'shown'), '--not-show'])
-    assert len(list((tmp_path / 'shown').rglob('*.png'))) == 4
+    assert len(list((tmp_path / 'shown').rglob('*.png'))) == 6
 
     import torch
     from mmengine.config import Config
