@@ -8,5 +8,5 @@ _base_ = [
 # weights of dmst-s_8xb128-400e_in1k.py
 checkpoint = 'work_dirs/dmst-s_8xb128-400e_in1k/epoch_400.pth'
 model = dict(
-    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint, prefix='backbone.')),
+    backbone=dict(init_cfg=dict(type='Pretrained', checkpoint=checkpoint)),
     head=dict(num_classes=101))
