@@ -38,6 +38,7 @@ class Cell(NamedTuple):
         title: above the panel.
         axes: (label of rows, label of columns) for a matrix, None for pictures without ticks.
         vmax: where the colour scale ends; None: at the largest value.
+        shape: rows and columns that the axes count, where ``values`` was reduced; else None.
     """
 
     values: np.ndarray | None = None
@@ -45,6 +46,14 @@ class Cell(NamedTuple):
     title: str = ''
     axes: tuple[str, str] | None = None
     vmax: float | None = None
+    shape: tuple[int, int] | None = None
+
+
+def matrix_cell(matrix: np.ndarray, title: str, percentile: float = 100) -> Cell:
+    """A query x key panel, reduced at once so that large matrices are not kept."""
+    values = shrink(matrix)
+    return Cell(values, title=title, axes=('query', 'key'), shape=matrix.shape,
+                vmax=None if percentile == 100 else float(np.percentile(values, percentile)))
 
 
 def shrink(matrix: np.ndarray, longest: int = LONGEST) -> np.ndarray:
@@ -121,11 +130,10 @@ def _draw_cell(axis, cell: Cell, limits, cmap):
         axis.imshow(picture)
         box = (-.5, picture.shape[1] - .5, picture.shape[0] - .5, -.5)
     if cell.values is not None:
-        values = shrink(cell.values)
         over = cell.picture is not None
-        height, width = cell.values.shape
+        height, width = cell.shape or cell.values.shape
         image = axis.imshow(
-            values, cmap=cmap, vmin=limits[0], vmax=limits[1], interpolation='nearest',
+            cell.values, cmap=cmap, vmin=limits[0], vmax=limits[1], interpolation='nearest',
             extent=box if over else (-.5, width - .5, height - .5, -.5), alpha=.7 if over else 1)
     if cell.axes is None:
         axis.set_xticks([])
@@ -135,9 +143,6 @@ def _draw_cell(axis, cell: Cell, limits, cmap):
         axis.set_xlabel(cell.axes[1], fontsize=8)
         axis.tick_params(labelsize=7)
         axis.locator_params(nbins=5, integer=True)
-        if cell.values.shape[0] == 1:
-            axis.set_aspect('auto')
-            axis.set_yticks([])
     axis.set_title(cell.title, fontsize=9)
     return image
 

@@ -239,7 +239,7 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
         bar = ProgressBar(len(infos), file=sys.stderr)
     waiting, seen = [], set()
 
-    def flush() -> Batch:
+    def hand_on() -> Iterator[Batch]:
         names, inputs, samples = zip(*waiting, strict=True)
         waiting.clear()
         data = {'inputs': list(inputs)}
@@ -248,7 +248,9 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
         data = preprocessor(data, False)['inputs']
         patch = getattr(subject.backbone, 'patch_size', 1)
         size = [math.ceil(side / patch) * patch for side in data.shape[-2:]]
-        return Batch(list(names), [as_picture(x, converts, size) for x in inputs], data)
+        yield Batch(list(names), [as_picture(x, converts, size) for x in inputs], data)
+        if bar is not None:
+            bar.update(len(names))
 
     for number, info in enumerate(infos):
         if 'img' not in info:
@@ -261,11 +263,9 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
         item = subject.pipeline(info)
         full = len(waiting) == args.batch_size
         if waiting and (full or waiting[-1][1].shape != item['inputs'].shape):
-            yield flush()
+            yield from hand_on()
         waiting.append((name, item['inputs'], item['data_samples']))
-        if bar is not None:
-            bar.update()
-    yield flush()
+    yield from hand_on()
     if bar is not None:
         print(file=sys.stderr)
 

@@ -8,7 +8,6 @@ Example:
     python tools/analysis_tools/attention_maps.py CONFIG CKPT --images photos --heads 0 4 --json
 """
 
-import numpy as np
 from analysis_cli import (
     batches,
     chosen_heads,
@@ -23,7 +22,7 @@ from analysis_cli import (
 )
 
 from mmext.analysis.attention import column_mean, row_entropy, top_columns
-from mmext.analysis.drawing import Cell, cell_grid, save
+from mmext.analysis.drawing import Cell, cell_grid, matrix_cell, save
 from mmext.engine.launch import one_clear_error
 
 TENTH = 0.1
@@ -43,9 +42,8 @@ def panels(args, subject, images: dict) -> None:
                     {'picture': under(layer, batch, subject, i), 'rows': {}, 'numbers': []})
                 for head in chosen_heads(args, len(of_image), [0]):
                     matrix = of_image[head].float().cpu().numpy()
-                    image['rows'].setdefault((subject.label, head), []).append(Cell(
-                        matrix, title=f'block {layer.index}', axes=('query', 'key'),
-                        vmax=float(np.percentile(matrix, 99.5))))
+                    image['rows'].setdefault((subject.label, head), []).append(
+                        matrix_cell(matrix, f'block {layer.index}', percentile=99.5))
                     image['numbers'].append({
                         'model': subject.label, 'layer': layer.index, 'head': head,
                         'tokens': matrix.shape[0], 'row_entropy_nats': entropy[i, head],

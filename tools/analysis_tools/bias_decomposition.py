@@ -24,7 +24,7 @@ from analysis_cli import (
 from get_flops import parse_keep_ratio
 
 from mmext.analysis.attention import bias_share
-from mmext.analysis.drawing import Cell, cell_grid, darkened, save
+from mmext.analysis.drawing import Cell, cell_grid, darkened, matrix_cell, save
 from mmext.analysis.membership import to_grid
 from mmext.engine.launch import one_clear_error
 
@@ -57,8 +57,7 @@ def main(argv=None):
                     three = parts(logits[head].float().cpu().numpy(),
                                   bias[head].float().cpu().numpy())
                     matrices.setdefault(name, {})[f'block {layer.index}, head {head}'] = [
-                        Cell(values, title=title, axes=('query', 'key'))
-                        for values, title in zip(three, titles, strict=True)]
+                        matrix_cell(*pair) for pair in zip(three, titles, strict=True)]
                     numbers.setdefault(name, []).append({
                         'layer': layer.index, 'head': head, 'tokens': keep.shape[-1],
                         'share_of_bias_in_row_variance': share[i, head],
