@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pickle
 from pathlib import Path
 
 import torch
@@ -32,11 +31,11 @@ def read_state_dict(path: str, prefix: str = '') -> dict[str, Tensor]:
         try:
             with torch.serialization.safe_globals([argparse.Namespace]):
                 content = torch.load(path, map_location='cpu', weights_only=True)
-        except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+        except Exception as error:  # what damaged or foreign files raise has no common class
             raise ValueError(
                 f'{path} is not a checkpoint that can be read without executing code in it '
-                f'({str(error).splitlines()[0]}). If you trust it, save its state dict alone with '
-                'torch.save, or as .safetensors.') from error
+                f'({type(error).__name__}: {str(error).splitlines()[0]}). If you trust it, save '
+                'its state dict alone with torch.save, or as .safetensors.') from error
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

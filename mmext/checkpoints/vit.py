@@ -32,7 +32,7 @@ MAY_BE_NEW = re.compile(
     r'blocks\.\d+\.attn\.(key_bias\.weight|rel_pos_[hw])|fc_norm\.(weight|bias)')
 # What a body may leave out: heads, and what only pre-training or distillation uses.
 MAY_BE_DROPPED = re.compile(
-    r'(head|head_dist|head_drop|decoder_\w+|data_preprocessor)\..*|dist_token|mask_token|pos_grid')
+    r'((head|head_dist|data_preprocessor)\.|decoder_).*|dist_token|mask_token|pos_grid')
 
 
 class LoadReport(NamedTuple):
@@ -207,7 +207,9 @@ def load_vit(model: nn.Module, path: str, prefix: str = '', pos_grid: tuple[int,
         raise ValueError(f'{path} does not fit this {type(model).__name__} '
                          f'({len(loaded)} of {len(own)} parameters match). {"; ".join(problems)}')
 
-    model.load_state_dict({key: state[key].to(own[key].dtype) for key in loaded}, strict=False)
+    fitted = {key: state[key].to(own[key].dtype) for key in loaded}
+    fitted['pos_grid'] = torch.tensor(model.grid)  # the body's own hook must not resize again
+    model.load_state_dict(fitted, strict=False)
     report = LoadReport(loaded, new, dropped, [entry for entry in resized if entry])
     print_log(
         f'{path}: {len(loaded)} parameters loaded, {len(new)} new ({_some(new)}), {len(dropped)} '

@@ -1,0 +1,86 @@
+"""The converter as a user calls it: every layout into every other, by value."""
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+
+from mmext.checkpoints.files import read_state_dict
+from mmext.models import BiasPrunedViT
+
+
+@pytest.fixture(scope='module')
+def tool(root_dir):
+    path = root_dir / 'tools' / 'model_converters' / 'convert_vit.py'
+    spec = importlib.util.spec_from_file_location('convert_vit', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope='module')
+def state():
+    torch.manual_seed(0)
+    return timm.create_model('deit_tiny_patch16_224', depth=1).state_dict()
+
+
+def test_help_runs_as_a_program(root_dir):
+    path = root_dir / 'tools' / 'model_converters' / 'convert_vit.py'
+    out = subprocess.run([sys.executable, str(path), '--help'], capture_output=True, text=True)
+    assert out.returncode == 0 and '--drop-key-bias' in out.stdout
+
+
+@pytest.mark.parametrize('layout', ['timm', 'official', 'mmpretrain', 'mmext'])
+@pytest.mark.parametrize('other', ['timm', 'official', 'mmpretrain', 'mmext'])
+def test_round_trip(layout, other, tool, state, tmp_path, capsys):
+    files = [str(tmp_path / f'{i}.pth') for i in range(4)]
+    torch.save(state, files[0])
+    for source, target, to in zip(files, files[1:], (layout, other, 'timm'), strict=False):
+        assert tool.main([source, target, '--to', to]) == 0
+    assert '154 of 154' not in capsys.readouterr().err
+    back = torch.load(files[3], weights_only=True)
+    assert list(back) == list(state) or set(back) == set(state)
+    assert all(torch.equal(back[key], state[key]) for key in state)
+    content = torch.load(files[2], weights_only=True)
+    wrapper = {'official': 'model', 'mmpretrain': 'state_dict', 'mmext': 'state_dict'}.get(other)
+    names = content[wrapper] if wrapper else content
+    assert {'timm': 'head.weight', 'official': 'head.weight', 'mmext': 'head.fc.weight',
+            'mmpretrain': 'head.layers.head.weight'}[other] in names
+
+
+def test_safetensors_and_linear_head(tool, state, tmp_path):
+    torch.save({'model': state}, tmp_path / 'a.pth')
+    target = str(tmp_path / 'b.safetensors')
+    assert tool.main([str(tmp_path / 'a.pth'), target, '--to', 'timm']) == 0
+    assert torch.equal(read_state_dict(str(tmp_path / 'b.safetensors'))['norm.weight'],
+                       state['norm.weight'])
+    assert tool.main([str(tmp_path / 'b.safetensors'), str(tmp_path / 'c.pth'),
+                      '--to', 'mmpretrain', '--head', 'linear']) == 0
+    assert 'head.fc.weight' in read_state_dict(str(tmp_path / 'c.pth'))
+
+
+def test_errors(tool, state, tmp_path, capsys):
+    ours = BiasPrunedViT('tiny-test').state_dict()
+    ours = {'backbone.' + key: value for key, value in ours.items()}
+    torch.save({'state_dict': ours}, tmp_path / 'bias.pth')
+    torch.save({'state_dict': {**ours, 'neck.conv.weight': torch.ones(1)}}, tmp_path / 'det.pth')
+    torch.save({'conv1.weight': torch.ones(1)}, tmp_path / 'resnet.pth')
+    target = str(tmp_path / 'out.pth')
+    for arguments, message in (
+            (['gone.pth', target, '--to', 'timm'], 'gone.pth does not exist'),
+            (['resnet.pth', target, '--to', 'timm'], 'not a ViT checkpoint'),
+            (['bias.pth', target, '--to', 'timm'], '--drop-key-bias'),
+            (['det.pth', target, '--to', 'mmext'], '--backbone-only'),
+            (['bias.pth', str(tmp_path / 'det.pth'), '--to', 'mmext'], '--overwrite'),
+            (['bias.pth', str(tmp_path / 'o.safetensors'), '--to', 'mmext'], 'suffix .pth')):
+        assert tool.main([str(tmp_path / arguments[0]), *arguments[1:]]) == 1
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / 'out.pth').exists()
+    assert tool.main([str(tmp_path / 'bias.pth'), target, '--to', 'timm', '--drop-key-bias']) == 0
+    assert not any('key_bias' in key for key in torch.load(target, weights_only=True))
+    assert tool.main([str(tmp_path / 'det.pth'), target, '--to', 'mmext', '--backbone-only',
+                      '--overwrite']) == 0
+    assert set(torch.load(target, weights_only=True)['state_dict']) == set(ours)
