@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mmext.compat.checkpoints import allow_own_checkpoints
+
 WRAPPERS = ('state_dict', 'model', 'module')
 
 
@@ -28,6 +30,7 @@ def read_state_dict(path: str, prefix: str = '') -> dict[str, Tensor]:
         from safetensors.torch import load_file
         content = load_file(path)
     else:
+        allow_own_checkpoints()  # the log history in mmengine's files
         try:
             with torch.serialization.safe_globals([argparse.Namespace]):
                 content = torch.load(path, map_location='cpu', weights_only=True)

@@ -247,6 +247,15 @@ def test_code_in_a_file_is_not_executed(tmp_path):
     assert not (tmp_path / 'proof').exists()
 
 
+def test_files_of_a_run_hold_more_than_tensors(reference, tmp_path):
+    from mmengine.logging import MessageHub
+    hub = MessageHub('vit-checkpoint-test')
+    hub.update_scalar('train/loss', 0.5)
+    torch.save({'meta': {'epoch': 1}, 'state_dict': timm_to_mmext(reference.state_dict()),
+                'message_hub': hub.state_dict()}, tmp_path / 'epoch_1.pth')
+    assert len(ours().load_pretrained(str(tmp_path / 'epoch_1.pth')).loaded) == 30
+
+
 def test_names_match_mmpretrain_and_the_same_numbers_come_out(reference):
     from mmpretrain.registry import MODELS as MMPRETRAIN
     theirs = MMPRETRAIN.build(dict(
