@@ -143,7 +143,7 @@ def drop_values(model: nn.Module) -> FakeTensorMode:
 # ---- whole models of mmpretrain and mmdet, part by part --------------------------------------
 
 
-def _spread_boxes(num: int, shape: tuple[int, int], like: Tensor) -> Tensor:
+def spread_boxes(num: int, shape: tuple[int, int], like: Tensor) -> Tensor:
     """(num, 5) regions (image 0, x1, y1, x2, y2) of growing size, inside an image (H, W)."""
     h, w = shape
     share = torch.linspace(0.02, 0.9, num, dtype=torch.float32, device=like.device)
@@ -199,8 +199,8 @@ def count_by_part(model: nn.Module,
         if getattr(model, 'rpn_head', None) is not None:
             run('rpn_head', model.rpn_head, features)
         roi = model.roi_head
-        rois = _spread_boxes(proposals, image.shape[-2:], features[0])
-        mask_rois = _spread_boxes(boxes, image.shape[-2:], features[0])
+        rois = spread_boxes(proposals, image.shape[-2:], features[0])
+        mask_rois = spread_boxes(boxes, image.shape[-2:], features[0])
         cascade = isinstance(roi.bbox_head, nn.ModuleList)  # every stage sees all regions
         stages = [(i,) for i in range(roi.num_stages)] if cascade else [()]
         run('bbox_head', lambda x: [roi._bbox_forward(*i, x, rois) for i in stages], features)

@@ -4,7 +4,9 @@ All candidates run in one process, in alternation, so that a machine that slows 
 does so for all of them.
 """
 
+import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
@@ -78,7 +80,8 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str) -> in
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+    with _quiet_stderr(), torch.profiler.profile(
+            activities=activities, profile_memory=True) as profiler:
         result = function()
         del result
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == '[memory]']
@@ -88,6 +91,20 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str) -> in
         now += event.nbytes()
         peak = max(peak, now)
     return peak
+
+
+@contextmanager
+def _quiet_stderr():
+    """The profiler's library writes two lines on each start, below Python."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, 'w') as sink:
+        os.dup2(sink.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def saved_bytes(function: Callable[[], object], ignore: Iterable[Tensor] = ()) -> int:

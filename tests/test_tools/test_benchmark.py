@@ -1,0 +1,115 @@
+"""The benchmark tool's bookkeeping; never its times."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope='module')
+def tool(root_dir):
+    path = root_dir / 'tools/analysis_tools/benchmark.py'
+    spec = importlib.util.spec_from_file_location('benchmark_tool', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SMALL = ['--dim', '32', '--heads', '2', '--repeat', '2', '--warmup', '0', '--device', 'cpu']
+
+
+def run(tool, *args):
+    return tool.run(tool.parse_args([str(arg) for arg in args]))
+
+
+def test_layers_over_tokens(tool, tmp_path, capsys):
+    out, picture = tmp_path / 'a' / 'out.json', tmp_path / 'a' / 'out.png'
+    run(tool, 'layer', '--tokens', 64, 257, '--backend', 'fused', 'math', '--keep', 0.5,
+        '--json', out, '--plot', picture, *SMALL)
+    result = json.loads(out.read_text())
+    assert [t['extent'] for t in result['tables']] == [64, 257]
+    rows = result['tables'][1]['rows']
+    assert set(rows) == {
+        'plain', 'bias', 'pruned 0.5', 'tssa naive', 'tssa', 'dmsa', 'mssa'}
+    for row in rows.values():
+        for cell in row.values():
+            assert cell['ms_p10'] <= cell['ms'] <= cell['ms_p90'] and cell['peak_mib'] > 0
+    assert rows['plain']['fused']['speedup'] == 1.0 == rows['plain']['math']['speedup']
+    # the naive softmax holds N x N numbers a head, the fused one and DMSA do not
+    matrix = 2 * 257 * 257 * 4 / 2**20
+    assert rows['plain']['math']['peak_mib'] > matrix > rows['dmsa']['fused']['peak_mib']
+    assert picture.read_bytes()[:4] == b'\x89PNG'
+    text = capsys.readouterr().out
+    assert 'threads' in text and torch.__version__ in text and 'pruned 0.5' in text
+
+
+def test_training_reports_saved_bytes(tool):
+    result = run(tool, 'layer', '--tokens', 64, '--train', '--keep', 0.5, *SMALL)
+    rows = result['tables'][0]['rows']
+    assert {'pruned 0.5 gather', 'pruned 0.5 mask'} <= set(rows)
+    saved = {name: row['fused']['saved_mib'] for name, row in rows.items()}
+    assert saved['pruned 0.5 gather'] < saved['pruned 0.5 mask']
+    assert saved['dmsa'] < saved['tssa naive']
+
+
+@pytest.mark.parametrize('train', [[], ['--train']])
+@pytest.mark.parametrize('dtype', ['fp32', 'bf16'])
+def test_operators(tool, train, dtype):
+    result = run(tool, 'operator', '--tokens', 64, '--batch', 2, '--dtype', dtype, '--keep', 0.25,
+                 '--no-memory', *train, *SMALL)
+    table = result['tables'][0]
+    assert table['batch'] == 2 and table['dtype'] == dtype
+    assert set(table['rows']) == {'plain', 'bias', 'pruned 0.25', 'tssa', 'dmsa'}
+    assert all('peak_mib' not in row['fused'] for row in table['rows'].values())
+
+
+def test_backbones(tool):
+    result = run(tool, 'backbone', '--arch', 'deit-tiny', '--size', 64, '--no-memory',
+                 '--only', 'pruned 0.9-0.1', 'dmst', *SMALL)
+    assert set(result['tables'][0]['rows']) == {'plain', 'pruned 0.9-0.1', 'dmst'}
+
+
+def test_detector(tool, root_dir):
+    config = root_dir / 'configs/vitdet/mask-rcnn_deit-ti_sfp_lsj-100e_coco.py'
+    args = tool.parse_args(['detector', '--config', str(config), '--size', '64', *SMALL])
+    args.detectors = tool.detectors(args)
+    assert set(args.detectors) == {'plain', 'bias', 'pruned 0.9-0.1'}
+    model = args.detectors['pruned 0.9-0.1'].eval()
+    assert model.backbone.blocks[11].attn.rule_val.ratio == pytest.approx(0.1)
+    assert args.detectors['plain'].backbone.blocks[0].attn.key_bias is None
+    with torch.no_grad():
+        out = tool.detect(model, torch.rand(1, 3, 64, 64), proposals=7, boxes=3)
+    assert out['mask_preds'].shape == (3, 80, 28, 28)
+
+
+def test_math_backend_is_left_out_where_it_does_not_fit(tool, capsys):
+    result = run(tool, 'layer', '--tokens', 64, '--backend', 'fused', 'math', '--math-limit',
+                 1e-6, '--no-memory', '--only', 'bias', *SMALL)
+    assert set(result['tables'][0]['rows']['bias']) == {'fused'}
+    assert '--math-limit' in capsys.readouterr().err
+
+
+def test_naive_tssa_is_the_same_operator(tool):
+    from mmext.layers import TSSA
+    torch.manual_seed(0)
+    naive, layer = tool.NaiveTSSA(24, 3).double(), TSSA(24, 3).double()
+    layer.load_state_dict(naive.state_dict())
+    x = torch.randn(2, 17, 24, dtype=torch.float64)
+    torch.testing.assert_close(naive(x), layer(x))
+
+
+@pytest.mark.parametrize('tokens,grid', [(16, (4, 4)), (17, (4, 4)), (12, (1, 12))])
+def test_grid(tool, tokens, grid):
+    assert tool.grid_of(tokens) == grid
+
+
+@pytest.mark.parametrize('args,message', [
+    (['layer', '--keep', '1.5'], '1.5'), (['layer', '--keep', 'x'], 'ratio'),
+    (['layer', '--keep', '0.9-0.1'], 'schedule'), (['detector'], '--config'),
+    (['layer', '--dim', '30', '--heads', '4'], 'multiple'), (['layer', '--repeat', '0'], 'repeat'),
+])
+def test_bad_arguments(tool, capsys, args, message):
+    with pytest.raises(SystemExit):
+        tool.parse_args(args)
+    assert message in capsys.readouterr().err
