@@ -8,6 +8,8 @@ rate is 0.5 * 48 * ln(101) = 110.763 for P = 48, which is where ToST's published
 import torch
 from torch import Tensor
 
+from mmext.ops.token_statistics import no_autocast
+
 NORMALISE = ('head', 'token', None)
 
 
@@ -33,7 +35,9 @@ def variational_coding_rate(v: Tensor, pi: Tensor, gate: Tensor | None = None, e
     """
     v, pi, count = _prepare(v, pi, gate, normalise, valid)
     n_k = pi.sum(-1)
-    moment = torch.matmul(pi[:, :, None], v.square()).squeeze(2) / n_k.clamp_min(1e-12)[..., None]
+    with no_autocast(v):
+        moment = torch.matmul(pi[:, :, None], v.square()).squeeze(2)
+    moment = moment / n_k.clamp_min(1e-12)[..., None]
     rate = torch.log1p((v.shape[-1] / eps2 if scale is None else scale) * moment).sum(-1)
     return 0.5 * (n_k / count * rate).sum(-1)
 
@@ -52,7 +56,8 @@ def exact_coding_rate(v: Tensor, pi: Tensor | None = None, gate: Tensor | None =
     ones = torch.ones_like(v[..., 0])
     v, weights, count = _prepare(v, ones if pi is None else pi, gate, normalise, valid)
     n_k = weights.sum(-1)
-    gram = torch.matmul(v.transpose(-1, -2) * weights[:, :, None], v)
+    with no_autocast(v):
+        gram = torch.matmul(v.transpose(-1, -2) * weights[:, :, None], v)
     scale = v.shape[-1] / eps2 if scale is None else scale
     gram = gram * (scale / n_k.clamp_min(1e-12))[..., None, None]
     rate = torch.logdet(gram + torch.eye(v.shape[-1], device=v.device, dtype=v.dtype))

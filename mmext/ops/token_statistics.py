@@ -232,12 +232,13 @@ def statistics_attention(v: Tensor, weights: Tensor, coef: Tensor, keep: Tensor 
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (v, weights, coef)):
         return _StatisticsAttention.apply(v, weights, coef, keep)
-    with _no_autocast(v):
+    with no_autocast(v):
         m = _weighted_squares(v, weights).clamp_min(0)
         return _scale(v, coef, _shrinkage(m, keep), inplace), m
 
 
-def _no_autocast(v: Tensor):
+def no_autocast(v: Tensor):
+    """Context in which matrix products keep the dtype of their operands."""
     device = v.device.type
     if not torch.amp.is_autocast_available(device):  # meta tensors of shape and FLOP counters
         return nullcontext()
@@ -303,7 +304,7 @@ class _StatisticsAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, v, weights, coef, keep):
-        with _no_autocast(v):
+        with no_autocast(v):
             moment = _weighted_squares(v, weights)
             m = moment.clamp_min(0)
             y = _scale(v, coef, _shrinkage(m, keep))
@@ -316,7 +317,7 @@ class _StatisticsAttention(torch.autograd.Function):
     def backward(ctx, grad, _):
         v, weights, coef, keep, moment = ctx.saved_tensors
         dtype = stat_dtype(v.dtype)
-        with _no_autocast(v):
+        with no_autocast(v):
             m = moment.clamp_min(0)
             factor = _shrinkage(m, keep)
             coef_, weights_ = coef.to(dtype), weights.to(dtype)
@@ -372,7 +373,7 @@ class _TokenEnergy(torch.autograd.Function):
     def backward(ctx, grad):
         v, valid, total = ctx.saved_tensors
         dtype = stat_dtype(v.dtype)
-        with _no_autocast(v):
+        with no_autocast(v):
             inverse = 1 / total.clamp_min(NORM_EPS**2)
             # dE_n/d total = -v_n^2 / total^2 where the norm is not clamped
             pull = _weighted_squares(v, grad) * inverse * inverse
@@ -389,10 +390,10 @@ def _project_logits(x: Tensor, weight: Tensor) -> Tensor:
     dtype = stat_dtype(x.dtype)
     weight = weight.to(dtype)
     if x.dtype == dtype:
-        with _no_autocast(x):
+        with no_autocast(x):
             return torch.matmul(weight, x.transpose(1, 2))
     out = x.new_empty((x.shape[0], weight.shape[0], x.shape[1]), dtype=dtype)
-    with _no_autocast(x):
+    with no_autocast(x):
         for s in _chunks(x, axis=1):
             out[:, :, s] = torch.matmul(weight, x[:, s].to(dtype).transpose(1, 2))
     return out
@@ -412,7 +413,7 @@ class _MembershipLogits(torch.autograd.Function):
         saved, weight = ctx.saved_tensors
         dtype = stat_dtype(ctx.dtype)
         grad_x = grad_weight = None
-        with _no_autocast(saved):
+        with no_autocast(saved):
             if ctx.needs_input_grad[0]:
                 grad_x = torch.matmul(grad.transpose(1, 2), weight.to(dtype)).to(ctx.dtype)
             if ctx.needs_input_grad[1]:

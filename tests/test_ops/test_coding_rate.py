@@ -62,6 +62,15 @@ def test_valid_equals_cutting_the_padding_off(rate, normalise):
         rate(v[:, :, :6], pi[..., :6], normalise=normalise))
 
 
+@pytest.mark.parametrize('rate', [variational_coding_rate, exact_coding_rate])
+def test_autocast_changes_nothing(rate):
+    torch.manual_seed(5)
+    v, pi = torch.randn(2, 3, 50, 4), torch.rand(2, 3, 50)
+    with torch.autocast('cpu', torch.bfloat16):
+        reduced = rate(v, pi)
+    assert torch.equal(reduced, rate(v, pi))
+
+
 def test_unknown_normalisation_is_named():
     with pytest.raises(ValueError, match="normalise='batch'"):
         variational_coding_rate(torch.randn(1, 1, 2, 2), torch.rand(1, 1, 2), normalise='batch')
