@@ -239,7 +239,7 @@ def test_code_in_a_file_is_not_executed(tmp_path):
             return (open, (str(tmp_path / 'proof'), 'w'))
 
     with open(tmp_path / 'evil.pth', 'wb') as file:
-        pickle.dump({'state_dict': Evil()}, file)
+        pickle.dump({'state_dict': Evil()}, file, protocol=2)
     torch.save({'state_dict': Evil()}, tmp_path / 'evil_zip.pth')
     for name in ('evil.pth', 'evil_zip.pth'):
         with pytest.raises(ValueError, match='without executing code'):
