@@ -65,6 +65,7 @@ class BiasedAttention(nn.Module):
             (rows of x), or 'auto': on CPU in evaluation by the ratio (see BEFORE_RATIO), else
             'after'.
         keep_cls: prefix tokens are always kept, within k.
+        rank_by_size: under token merging columns are ranked by b + log size instead of b.
         query_key_free: A = softmax(1 b^T). Query and key weights do not exist; the projection
             ``v`` replaces ``qkv``, and loading takes its rows out of a ``qkv`` where it finds one.
         rel_pos_size: (h, w) of the grid that decomposed relative positions are stored for.
@@ -83,6 +84,7 @@ class BiasedAttention(nn.Module):
                  train_mode: Literal['mask', 'gather'] = 'mask',
                  val_mode: Literal['mask', 'gather'] = 'gather',
                  gather: Literal['auto', 'before', 'after'] = 'auto', keep_cls: bool = False,
+                 rank_by_size: bool = False,
                  query_key_free: bool = False, rel_pos_size: tuple[int, int] | None = None):
         super().__init__()
         if dim % num_heads:
@@ -105,6 +107,7 @@ class BiasedAttention(nn.Module):
         self.val_mode = val_mode
         self.gather = gather
         self.keep_cls = keep_cls
+        self.rank_by_size = rank_by_size
         self.query_key_free = query_key_free
 
         if query_key_free:
@@ -191,8 +194,8 @@ class BiasedAttention(nn.Module):
             valid: (B, N) bool, False for padding, which is never attended to; the keep ratio then
                 counts valid tokens, sample by sample.
             return_intermediates: see below.
-            log_size: (B, N), added to the logits (proportional attention of token merging), but
-                not to the ranking.
+            log_size: (B, N), added to the logits (proportional attention of token merging), and
+                to the ranking with ``rank_by_size``.
             return_metric: see below.
 
         Returns:
@@ -203,12 +206,12 @@ class BiasedAttention(nn.Module):
         """
         batch, num_tokens, dim = x.shape
         num_prefix = 0 if hw is None else num_tokens - hw[0] * hw[1]
-        bias = self.compute_bias(x)
-        selection = None if bias is None else self.select(bias, valid, num_prefix)
-        logit_bias = bias
+        bias = logit_bias = self.compute_bias(x)
         if log_size is not None:
             size_bias = log_size[:, None].expand(-1, self.num_heads, -1)
             logit_bias = size_bias if bias is None else bias + size_bias
+        rank = logit_bias if self.rank_by_size else bias
+        selection = None if bias is None else self.select(rank, valid, num_prefix)
         full_keep = None if valid is None else valid[:, None].expand(-1, self.num_heads, -1)
         need_full = return_intermediates or return_metric
 

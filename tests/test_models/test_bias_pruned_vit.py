@@ -258,6 +258,16 @@ def test_proportional_attention_equals_repeated_tokens():
     torch.testing.assert_close(merged[0], full[0, repeats.cumsum(0) - 1])
 
 
+@pytest.mark.parametrize('by_size', [False, True])
+def test_ranking_by_size(by_size):
+    attn = tiny(keep_ratio=0.4, tome_rank_by_size=by_size).blocks[0].attn.eval()
+    x, log_size = torch.randn(2, 10, 32), torch.randint(1, 9, (2, 10)).float().log()
+    found = attn(x, return_intermediates=True, log_size=log_size)[1]
+    rank = found['bias'] + (log_size[:, None] if by_size else 0)
+    want = torch.zeros_like(found['keep']).scatter(-1, rank.topk(4, dim=-1)[1], True)
+    assert torch.equal(found['keep'], want)
+
+
 @pytest.mark.parametrize('r', [0, 100])
 def test_class_token_output_with_merging(r):
     model = tiny(tome_r=r).eval()

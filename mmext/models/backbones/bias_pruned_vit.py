@@ -177,6 +177,7 @@ class BiasPrunedViT(TokenBackbone):
         tome_r: tokens merged per block at 196 patch tokens (224 pixels, patch 16), scaled with the
             number of tokens; a number, (r, inflect) or one entry a block.
         tome_prop_attn: log of the token sizes on the logits.
+        tome_rank_by_size: with it, rank the columns by b + log size instead of b.
         use_valid_mask: keep padding (fourth input channel) out of the attention.
         trainable: 'all', or 'attn' for the attention modules alone.
         drop_path_rate: stochastic depth, linear over the blocks.
@@ -201,6 +202,7 @@ class BiasPrunedViT(TokenBackbone):
                  keep_cls: bool = False, num_qk_free: int = 0, window_size: int = 0,
                  global_blocks: Sequence[int] = (2, 5, 8, 11), rel_pos: bool = False,
                  tome_r: int | Sequence | None = 0, tome_prop_attn: bool = True,
+                 tome_rank_by_size: bool = False,
                  use_valid_mask: bool = False, trainable: Literal['all', 'attn'] = 'all',
                  drop_path_rate: float = 0.0, drop_rate: float = 0.0, attn_drop_rate: float = 0.0,
                  frozen_stages: int = -1, with_cp: bool = False,
@@ -239,7 +241,8 @@ class BiasPrunedViT(TokenBackbone):
         norm_layer = partial(nn.LayerNorm, eps=1e-6)
         drop_path = calculate_drop_path_rates(drop_path_rate, depth)
         attn = dict(key_bias=key_bias, bias_init=bias_init, train_mode=train_mode,
-                    val_mode=val_mode, gather=gather, keep_cls=keep_cls, attn_drop=attn_drop_rate,
+                    val_mode=val_mode, gather=gather, keep_cls=keep_cls,
+                    rank_by_size=tome_rank_by_size, attn_drop=attn_drop_rate,
                     proj_drop=drop_rate, norm_layer=norm_layer)
         self.blocks = nn.ModuleList()
         for i in range(depth):
