@@ -37,6 +37,8 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
         raise ConfigError(f'config {path!r} cannot be read: {error}') from error
     if options:
         try:
+            if 'data_root' in options and isinstance(cfg.get('data_root'), str):
+                move_data_root(cfg._cfg_dict, cfg.data_root, options['data_root'])
             cfg.merge_from_dict(options)
         except (KeyError, IndexError, TypeError) as error:
             raise ConfigError(f'--cfg-options does not fit the config: {error}') from error
@@ -50,6 +52,20 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
     elif cfg.get('work_dir') is None:
         cfg.work_dir = osp.join('work_dirs', osp.splitext(osp.basename(path))[0])
     return cfg
+
+
+def move_data_root(node, old: str, new: str) -> None:
+    """Replace the folder ``old`` by ``new`` in every path of the config, in place.
+
+    In a config file ``data_root`` is a variable: its value was copied into data sets and
+    evaluators before the command line could change it.
+    """
+    old, new = old.rstrip('/'), new.rstrip('/')
+    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        if isinstance(value, str) and (value == old or value.startswith(old + '/')):
+            node[key] = new + value[len(old):]
+        elif isinstance(value, (dict, list)):
+            move_data_root(value, old, new)
 
 
 def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:

@@ -1,0 +1,81 @@
+"""The documentation: files it names exist, options it shows are real, marked commands run."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md')),
+        *sorted((ROOT / 'configs').glob('*/README.md'))]
+BLOCK = re.compile(r'(?:<!-- (run|file: \S+) -->\n)?```(\w+)\n(.*?)```', re.S)
+
+
+def blocks(doc, language=None):
+    return [(mark, text) for mark, lang, text in BLOCK.findall(doc.read_text())
+            if language in (None, lang)]
+
+
+def commands(text):
+    """Shell lines, continued ones joined, comments out."""
+    lines = re.sub(r'\\\n\s*', ' ', text).splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.strip().startswith('#')]
+
+
+@cache
+def help_of(tool):
+    run = subprocess.run([sys.executable, ROOT / tool, '--help'], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_there_are_docs():
+    assert len(DOCS) > 4
+
+
+@pytest.mark.parametrize('doc', DOCS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_paths_exist(doc):
+    """Checkout paths in text and commands; CAPITALS and <...> stand for the reader's own."""
+    text = doc.read_text()
+    for path in re.findall(r'(?<![\w./:-])((?:tools|configs|mmext|tests|docs)/[\w./-]*\w)', text):
+        if re.search(r'[A-Z]{4}', path) and not path.endswith('README.md'):
+            continue
+        assert (ROOT / path).exists(), f'{doc.name} names {path}'
+    for target in re.findall(r'\]\((?!http)([^)#]+)\)', text):
+        assert (doc.parent / target).exists(), f'{doc.name} links to {target}'
+
+
+@pytest.mark.parametrize('doc', DOCS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_options_exist(doc):
+    for _, text in blocks(doc, 'bash'):
+        for command in commands(text):
+            tool = re.search(r'python (tools/\S+\.py)', command)
+            if tool is None:
+                continue
+            shown = help_of(tool.group(1))
+            for option in re.findall(r'(?<=\s)(--[a-z][\w-]*)', command.split(tool.group(1))[1]):
+                assert re.search(rf'(?<![\w-]){option}(?![\w-])', shown), f'{command}: {option}'
+
+
+@pytest.mark.parametrize('doc', [d for d in DOCS if any(m == 'run' for m, _ in blocks(d))],
+                         ids=lambda p: str(p.relative_to(ROOT)))
+def test_marked_commands_run(doc, tmp_path):
+    """In the order of the page, in a folder that only holds links to configs and tools."""
+    for name in ('configs', 'tools'):
+        (tmp_path / name).symlink_to(ROOT / name)
+    if 'digits.py' not in ''.join(t for m, t in blocks(doc) if m == 'run'):
+        subprocess.run([sys.executable, ROOT / 'tools/dataset_converters/digits.py', '--out',
+                        tmp_path / 'data/digits', '--train', '8', '--val', '4'], check=True,
+                       capture_output=True)
+    path = f'{Path(sys.executable).parent}{os.pathsep}{os.environ["PATH"]}'
+    for mark, text in blocks(doc):
+        if mark.startswith('file: '):
+            (tmp_path / mark.split()[1]).write_text(text)
+        elif mark == 'run':
+            run = subprocess.run(['bash', '-euo', 'pipefail', '-c', text], cwd=tmp_path,
+                                 env={**os.environ, 'PATH': path}, capture_output=True, text=True)
+            assert run.returncode == 0, f'{text}\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}'
