@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#F0E442')
 MARKERS = 'osD^vP*X'
+CORNERS = ((1, -1), (1, 1), (-1, -1), (-1, 1))  # of a point, where its label goes
 LONGEST = 512  # sides of matrices and pictures are reduced to this many points
 
 
@@ -252,12 +253,13 @@ class Point(NamedTuple):
     label: str
     x: dict[str, float]  # axis label -> value
     y: float
+    spread: dict[str, tuple[float, float]] = {}  # axis label -> low and high end of a bar
 
 
 def frontier(points: Sequence[Point], ylabel: str, title: str) -> Figure:
     """One panel per axis label of the points' x; settings of a family joined as given."""
     labels = list(points[0].x)
-    figure = Figure(figsize=(6 * len(labels), 4.6), layout='constrained')
+    figure = Figure(figsize=(6 * len(labels), 4.8), layout='constrained')
     families = list(dict.fromkeys(point.family for point in points))
     for axis, xlabel in zip(figure.subplots(1, len(labels), squeeze=False)[0], labels, strict=True):
         for i, family in enumerate(families):
@@ -266,13 +268,17 @@ def frontier(points: Sequence[Point], ylabel: str, title: str) -> Figure:
                       marker=MARKERS[i % len(MARKERS)], color=COLOURS[i % len(COLOURS)],
                       label=family, markersize=6, linewidth=1.2)
             for p in group:
-                axis.annotate(p.label, (p.x[xlabel], p.y), fontsize=7,
-                              xytext=(5, 5 if i % 2 else -10),
-                              textcoords='offset points', color=COLOURS[i % len(COLOURS)])
-        axis.margins(x=.12, y=.1)
+                axis.hlines(p.y, *p.spread.get(xlabel, (p.x[xlabel], p.x[xlabel])), alpha=.4,
+                            color=COLOURS[i % len(COLOURS)])
+                across, up = CORNERS[i % len(CORNERS)]
+                axis.annotate(
+                    p.label, (p.x[xlabel], p.y), fontsize=7, xytext=(5 * across, 6 * up),
+                    textcoords='offset points', color=COLOURS[i % len(COLOURS)],
+                    ha='left' if across > 0 else 'right', va='bottom' if up > 0 else 'top')
+        axis.margins(x=.15, y=.12)
         axis.set_xlabel(xlabel)
         axis.set_ylabel(ylabel)
         axis.grid(alpha=.25)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(.5, -.15), ncols=3)
     figure.suptitle(title, fontsize=11)
     return figure

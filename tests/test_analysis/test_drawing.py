@@ -79,7 +79,7 @@ def test_scatter():
 
 def test_frontier_shows_every_setting_in_every_panel():
     points = [Point('dense', 'dense', {'GFLOPs': 9.2, 'ms': 20.}, .8),
-              Point('uniform', '0.9', {'GFLOPs': 9.0, 'ms': 19.}, .79),
+              Point('uniform', '0.9', {'GFLOPs': 9.0, 'ms': 19.}, .79, {'ms': (18., 23.)}),
               Point('uniform', '0.5', {'GFLOPs': 8.8, 'ms': 17.}, .7)]
     figure = drawing.frontier(points, 'top-1', 'title')
     found = [axis.get_xlabel() for axis in figure.axes]

@@ -157,6 +157,25 @@ def test_models_side_by_side_and_notes_on_random_weights(
         close(result['models']['vit']['spread']['gap'][layer], per_image.std(0, correction=0))
 
 
+def test_oracle_gap_of_a_real_vit(tool, shared_dir, tmp_path):
+    """ViT-S on photographs: the gap peaks in an early block and is small in late ones, the more
+    columns are dropped the larger. (Block 0 of these weights hardly looks at the query.)"""
+    skimage = pytest.importorskip('skimage.data')
+    for name in ('astronaut', 'chelsea', 'coffee'):
+        cv2.imwrite(str(tmp_path / f'{name}.png'), getattr(skimage, name)()[..., ::-1])
+    weights = shared_dir / 'weights' / 'vit_small_patch16_224_pretrained.safetensors'
+    config = write(tmp_path / 'vit.py', CLASSIFIER.replace('32)', '384)'), backbone=(
+        "type='mmext.BiasPrunedViT', arch='deit-small', key_bias=False"))
+    result = run(tool, 'oracle_gap', tmp_path / 'out', config, weights, '--images', tmp_path)
+    gap = np.array(result['models']['vit']['mean']['gap'])
+    assert not result['notes'] and gap.shape == (12, 3) and (gap >= 0).all()
+    mild, middle, strong = gap.T
+    assert (mild < middle).all() and (middle < strong).all()
+    for curve in (mild, middle, strong):
+        assert curve.argmax() in (1, 2, 3, 4)
+        assert curve[7:11].mean() < .6 * curve[1:5].mean()
+
+
 def test_bias_decomposition(tool, vit, checkpoint, photos, tmp_path):
     result = run(tool, 'bias_decomposition', tmp_path / 'out', vit, checkpoint, '--images',
                  photos / 'chelsea.png', '--keep-ratio', .5, '--layers', 0)
@@ -278,7 +297,8 @@ def test_sweep_and_search_without_labels(tool, vit, checkpoint, photos, tmp_path
     assert cfg.model.backbone.arch == 'tiny-test'
 
 
-def test_sweep_evaluates_on_the_test_data(tool, checkpoint, photos, tmp_path):
+@pytest.mark.parametrize('split', ['test', 'val'])
+def test_sweep_evaluates_on_the_test_data(tool, checkpoint, photos, tmp_path, split):
     """Labels of a data set in folders; the accuracy is that of the model run by hand."""
     for i, path in enumerate(sorted(photos.iterdir())):
         (tmp_path / 'set' / f'class{i}').mkdir(parents=True)
@@ -287,13 +307,13 @@ def test_sweep_evaluates_on_the_test_data(tool, checkpoint, photos, tmp_path):
             cv2.imwrite(str(tmp_path / 'set' / f'class{i}' / f'{copy}.png'), image)
     config = tmp_path / 'cls.py'
     config.write_text(CLASSIFIER.format(mean=MEAN, std=STD, backbone=VIT) + f"""
-test_dataloader = dict(
+{split}_dataloader = dict(
     batch_size=4, num_workers=0, sampler=dict(type='DefaultSampler', shuffle=False),
     dataset=dict(type='CustomDataset', data_root={str(tmp_path / 'set')!r}, pipeline=[
         dict(type='LoadImageFromFile'), dict(type='Resize', scale=(64, 64)),
         dict(type='PackInputs')]))
-test_evaluator = dict(type='Accuracy', topk=1)
-test_cfg = dict()
+{split}_evaluator = dict(type='Accuracy', topk=1)
+{split}_cfg = dict()
 """)
     whole = tmp_path / 'whole.pth'
     model = loaded(checkpoint)
