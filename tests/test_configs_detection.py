@@ -13,6 +13,8 @@ from detection_helpers import (
     losses_of,
     small_config,
 )
+from mmengine.config import Config
+from mmengine.fileio import load as load_yaml
 from mmengine.optim import build_optim_wrapper
 
 from mmext.registry import MODELS
@@ -75,6 +77,43 @@ def test_sizes_and_strides_agree(name):
         if model.roi_head.get(key):
             assert model.roi_head[key].featmap_strides == strides[:4]
     assert cfg.train_dataloader.batch_size * 4 == cfg.auto_scale_lr.base_batch_size
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_start_is_what_a_classification_config_leaves(name, root_dir):
+    """A local checkpoint is the last one of a config of ours for the same backbone."""
+    backbone = load(name).model.backbone
+    checkpoint = backbone.init_cfg.checkpoint
+    if checkpoint.startswith('https://'):
+        assert 'prefix' not in backbone.init_cfg and not backbone.key_bias
+        return
+    _, run, file = checkpoint.split('/')
+    found = list((root_dir / 'configs').glob(f'*/{run}.py'))
+    assert len(found) == 1, f'{run} is no config'
+    cfg = Config.fromfile(found[0])
+    assert file == f'epoch_{cfg.train_cfg.max_epochs}.pth'
+    assert backbone.init_cfg.prefix == 'backbone.'
+    classifier = cfg.model.backbone
+    assert classifier.type.replace('ToST', 'DMST') == backbone.type
+    assert arch_of(classifier) == arch_of(backbone)
+    assert classifier.get('keep_ratio') == backbone.get('keep_ratio')
+
+
+def arch_of(backbone):
+    """Width, depth, attention and patch of a backbone config, behind any alias."""
+    with torch.device('meta'):
+        model = MODELS.build({**backbone, 'init_cfg': None, 'out_type': 'avg_featmap'})
+    return model.embed_dim, model.depth, type(model.blocks[0].attn), model.patch_size
+
+
+def test_every_config_is_in_readme_and_index(root_dir):
+    folder = root_dir / 'configs' / 'vitdet'
+    readme = (folder / 'README.md').read_text()
+    index = load_yaml(folder / 'metafile.yml')
+    assert sorted(model['Config'] for model in index['Models']) == [
+        f'configs/vitdet/{name}' for name in CONFIGS]
+    for name in CONFIGS:
+        assert f']({name})' in readme, name
 
 
 @pytest.mark.parametrize('name', CONFIGS)

@@ -1,6 +1,6 @@
 """Mask R-CNN on bias-pruned DeiT-Ti, keep ratio .9 to .1; as the paper's detector on DeiT-S.
 
-Starts from configs/deit_bias/deit-tiny-b_keep90-10_8xb128-ft_in1k.py.
+Starts from configs/deit_bias/deit-ti-bias-0.9-0.1_8xb128-ft_in1k.py.
 """
 
 _base_ = './mask-rcnn_deit-s-bias-0.9-0.1_sfp_lsj-100e_coco.py'
@@ -9,5 +9,5 @@ model = dict(
     backbone=dict(
         arch='deit-tiny',
         init_cfg=dict(
-            checkpoint='work_dirs/deit-tiny-b_keep90-10_8xb128-ft_in1k/epoch_40.pth')),
+            checkpoint='work_dirs/deit-ti-bias-0.9-0.1_8xb128-ft_in1k/epoch_40.pth')),
     neck=dict(in_channels=192))
