@@ -21,6 +21,7 @@ LONGEST = 512  # sides of matrices and pictures are reduced to this many points
 def save(figure: Figure, path: Path, note: str | None = None, dpi: int = 110) -> Path:
     """Write a PNG; ``note`` is printed small below the figure."""
     if note:
+        note = '\n'.join(textwrap.wrap(note, int(figure.get_figwidth() * 15)))
         figure.supxlabel(note, fontsize=7, color='0.35')
     path.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_figure(path, format='png', dpi=dpi)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from get_flops import build_model, default_shape
+from matplotlib.figure import Figure
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose
 from mmengine.registry import DATASETS, init_default_scope
@@ -20,6 +21,7 @@ from mmengine.utils import ProgressBar
 from torch import Tensor, nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
+from mmext.analysis.drawing import save
 from mmext.analysis.intermediates import Layer, analysed_layers, iterate_layers
 from mmext.analysis.timing import environment
 from mmext.checkpoints.files import read_state_dict
@@ -62,6 +64,7 @@ def parser(doc: str, num_images: int, compare: bool = False, heads: bool = True,
                      help='where figures go (default: analysis)')
     out.add_argument('--json', nargs='?', const='', metavar='FILE',
                      help='write the numbers to this file, without FILE beside the figures')
+    out.add_argument('--dpi', type=int, default=110, help='of the figures (default: 110)')
     out.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
                      help='override the config')
     return out
@@ -349,6 +352,12 @@ def mean_and_spread(values: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarr
 # --------------------------------------------------------------------------------------- results
 
 
+def write_figure(args, subjects: Sequence[Subject], figure: Figure, name: str) -> Path:
+    """Save a figure with the notes of its models below it."""
+    note = '; '.join(f'{s.label}: {", ".join(s.notes)}' for s in subjects if s.notes)
+    return save(figure, args.out / f'{name}.png', note, args.dpi)
+
+
 def report(args, tool: str, subjects: Sequence[Subject], numbers: dict, figures: Sequence[Path]):
     """Print where the figures are and write the JSON that was asked for."""
     for path in figures:
@@ -380,8 +389,3 @@ def plain(value):
     if isinstance(value, float):
         return float(f'{value:.9g}') if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value
-
-
-def note_of(subjects: Sequence[Subject]) -> str:
-    """The notes of the models in one line for a figure."""
-    return '; '.join(f'{s.label}: {", ".join(s.notes)}' for s in subjects if s.notes)

@@ -13,16 +13,16 @@ from analysis_cli import (
     chosen_heads,
     layers_of,
     make_dense,
-    note_of,
     parser,
     report,
     shown_layers,
     subjects,
     under,
+    write_figure,
 )
 
 from mmext.analysis.attention import column_mean, row_entropy, top_columns
-from mmext.analysis.drawing import Cell, cell_grid, matrix_cell, save
+from mmext.analysis.drawing import Cell, cell_grid, matrix_cell
 from mmext.engine.launch import one_clear_error
 
 TENTH = 0.1
@@ -67,7 +67,7 @@ def main(argv=None):
                   for model, head in image['rows']]
         figure = cell_grid(rows, labels, f'Attention, {models[0].label}' if len(models) == 1
                            else 'Attention', 'attention weight')
-        figures.append(save(figure, args.out / f'attention_{name}.png', note_of(models)))
+        figures.append(write_figure(args, models, figure, f'attention_{name}'))
     report(args, 'attention_maps', models,
            {'images': {name: image['numbers'] for name, image in images.items()}}, figures)
 

@@ -16,15 +16,15 @@ from analysis_cli import (
     layers_of,
     make_dense,
     mean_and_spread,
-    note_of,
     parser,
     report,
     shown_layers,
     subjects,
+    write_figure,
 )
 
 from mmext.analysis.attention import bias_correlation, column_mean, overlap, pearson
-from mmext.analysis.drawing import Line, Panel, line_panels, save, scatter_grid
+from mmext.analysis.drawing import Line, Panel, line_panels, scatter_grid
 from mmext.analysis.intermediates import analysed_layers
 from mmext.engine.launch import one_clear_error
 
@@ -76,7 +76,7 @@ def main(argv=None):
         Panel(correlation, 'Correlation of the key bias', 'Pearson r', zero=True),
         Panel(overlaps, 'Top-k of the bias among top-k of attention received', 'overlap'),
     ], 'block', f'{subject.label}: mean and spread over {count} images')
-    figures = [save(figure, args.out / 'bias_correlation.png', note_of([subject]))]
+    figures = [write_figure(args, [subject], figure, 'bias_correlation')]
 
     head = chosen_heads(args, found['logits'].shape[2], [0])[0]
     args.num_images = 1
@@ -84,7 +84,7 @@ def main(argv=None):
     figure = scatter_grid(
         rows, titles, 'key bias b', ['column mean of q kᵀ / √d', 'attention received'],
         f'{name}, head {head}: one point a token')
-    figures.append(save(figure, args.out / 'bias_scatter.png', note_of([subject])))
+    figures.append(write_figure(args, [subject], figure, 'bias_scatter'))
     report(args, 'bias_correlation', [subject], {
         'images': count, 'layers': layers,
         'mean': {key: mean for key, (mean, _) in series.items()},

@@ -14,17 +14,17 @@ from analysis_cli import (
     batches,
     chosen_heads,
     layers_of,
-    note_of,
     parser,
     report,
     shown_layers,
     subjects,
     under,
+    write_figure,
 )
 from get_flops import parse_keep_ratio
 
 from mmext.analysis.attention import bias_share
-from mmext.analysis.drawing import Cell, cell_grid, darkened, matrix_cell, save
+from mmext.analysis.drawing import Cell, cell_grid, darkened, matrix_cell
 from mmext.analysis.membership import to_grid
 from mmext.engine.launch import one_clear_error
 
@@ -71,11 +71,11 @@ def main(argv=None):
         for name, rows in matrices.items():
             figure = cell_grid(list(rows.values()), list(rows), f'Logits of {name}', 'logit',
                                share=args.scale)
-            figures.append(save(figure, args.out / f'decomposition_{name}.png', note_of([subject])))
+            figures.append(write_figure(args, [subject], figure, f'decomposition_{name}'))
             rows = kept[name]
             figure = cell_grid(list(rows.values()), list(rows),
                                f'{name}: columns kept by the key bias', '', size=1.9)
-            figures.append(save(figure, args.out / f'kept_{name}.png', note_of([subject])))
+            figures.append(write_figure(args, [subject], figure, f'kept_{name}'))
     report(args, 'bias_decomposition', [subject], {'images': numbers}, figures)
 
 

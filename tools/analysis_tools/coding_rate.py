@@ -12,9 +12,9 @@ Example:
     python tools/analysis_tools/coding_rate.py DMST.py a.pth --compare TOST.py=b.pth
 """
 
-from analysis_cli import collect, mean_and_spread, note_of, parser, report, subjects
+from analysis_cli import collect, mean_and_spread, parser, report, subjects, write_figure
 
-from mmext.analysis.drawing import Line, Panel, line_panels, save
+from mmext.analysis.drawing import Line, Panel, line_panels
 from mmext.analysis.intermediates import analysed_layers
 from mmext.analysis.membership import layer_coding_rates
 from mmext.engine.launch import one_clear_error
@@ -68,7 +68,7 @@ def main(argv=None):
         if args.normalise == 'head' else None) for kind, title in KINDS.items()]
     count = found[models[0].label]['images']
     figure = line_panels(panels, 'block', f'Mean and spread over {count} images')
-    path = save(figure, args.out / 'coding_rate.png', note_of(models))
+    path = write_figure(args, models, figure, 'coding_rate')
     report(args, 'coding_rate', models, {
         'eps2': args.eps2, 'normalise': args.normalise, 'site': args.site,
         'subspace': 'S' if args.full_subspace else 'U^S', 'models': found}, [path])

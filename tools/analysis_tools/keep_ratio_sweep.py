@@ -27,16 +27,16 @@ from analysis_cli import (
     collect,
     dataset_cfg,
     make_dense,
-    note_of,
     parser,
     report,
     subjects,
+    write_figure,
 )
 from get_flops import parse_keep_ratio
 from torch import nn
 
 from mmext.analysis.attention import column_mean, retained_mass
-from mmext.analysis.drawing import Line, Panel, Point, frontier, line_panels, save
+from mmext.analysis.drawing import Line, Panel, Point, frontier, line_panels
 from mmext.analysis.flop_counter import count_flops
 from mmext.analysis.intermediates import analysed_layers
 from mmext.analysis.schedule import best_schedule, columns_within
@@ -224,7 +224,7 @@ def main(argv=None):
         f'GFLOPs of the backbone, {size}': p['gflops'], latency: p['latency_ms'],
     }, p['metric'], {latency: p['latency_ms_10th_90th']}) for p in points],
         metric, f'{subject.label}: other keep ratios, not retrained')
-    figures = [save(figure, args.out / 'keep_ratio_sweep.png', note_of([subject]))]
+    figures = [write_figure(args, [subject], figure, 'keep_ratio_sweep')]
     figure = line_panels([
         Panel([Line(f'r = {GRID[g]:g}', found['layers'], found['mass'][:, g], colour=i)
                for i, g in enumerate(range(1, len(GRID), 4))],
@@ -233,7 +233,7 @@ def main(argv=None):
                     [s['keep_ratio'][i] for i in found['layers']], colour=i)
                for i, s in enumerate(found['schedules'])], 'Searched schedules', 'keep ratio'),
     ], 'block', subject.label)
-    figures.append(save(figure, args.out / 'schedule_search.png', note_of([subject])))
+    figures.append(write_figure(args, [subject], figure, 'schedule_search'))
     report(args, 'keep_ratio_sweep', [subject],
            {'metric': metric, 'shape': list(image.shape), 'points': points, 'search': found},
            figures)

@@ -12,15 +12,15 @@ from analysis_cli import (
     batches,
     chosen_heads,
     layers_of,
-    note_of,
     parser,
     report,
     shown_layers,
     subjects,
     under,
+    write_figure,
 )
 
-from mmext.analysis.drawing import Cell, cell_grid, save
+from mmext.analysis.drawing import Cell, cell_grid
 from mmext.analysis.membership import support_sizes, to_grid
 from mmext.engine.launch import one_clear_error
 
@@ -60,7 +60,7 @@ def main(argv=None):
             cells = list(rows[name].values())
             figure = cell_grid(cells, list(rows[name]), 'Memberships and gates (in the titles: '
                                'share of the tokens in the support)', '', share=args.scale, size=2)
-            figures.append(save(figure, args.out / f'membership_{name}.png', note_of([subject])))
+            figures.append(write_figure(args, [subject], figure, f'membership_{name}'))
     report(args, 'membership_maps', [subject], {'images': numbers}, figures)
 
 

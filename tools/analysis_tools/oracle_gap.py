@@ -14,14 +14,14 @@ from analysis_cli import (
     collect,
     make_dense,
     mean_and_spread,
-    note_of,
     parser,
     report,
     subjects,
+    write_figure,
 )
 
 from mmext.analysis.attention import column_mean, oracle_gap, retained_mass
-from mmext.analysis.drawing import Line, Panel, line_panels, save
+from mmext.analysis.drawing import Line, Panel, line_panels
 from mmext.analysis.intermediates import analysed_layers
 from mmext.engine.launch import one_clear_error
 
@@ -71,7 +71,7 @@ def main(argv=None):
     panels.append(Panel(gaps, f'Oracle gap, mean and spread over {count} images',
                         'share of the attention mass', zero=True))
     figure = line_panels(panels, 'block')
-    path = save(figure, args.out / 'oracle_gap.png', note_of(models))
+    path = write_figure(args, models, figure, 'oracle_gap')
     report(args, 'oracle_gap', models, {'ratios': args.ratios, 'models': found}, [path])
 
 
