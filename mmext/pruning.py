@@ -19,7 +19,7 @@ from mmext.ops.column_selection import keep_ratio_schedule, num_kept
 STD = 1e-6
 SOFTNESS = 0.1  # width of the sigmoid around the threshold, in standard deviations of the bias
 LEARNING_RATE = 0.15  # of Adam, in mean sizes of a weight
-NOISE = 1.0  # on the ranking while fitting, in its own units: a few images are soon learned by heart
+NOISE = 1.0  # on the ranking, in its own units, while fitting: few images are soon learned by heart
 
 
 class Pruning:
@@ -198,7 +198,7 @@ def calibrate_bias(model: nn.Module, images: Tensor, keep: float | Sequence | No
 def _fit_layer(layer, args, kwargs, spread, steps, num_queries, batch_size, generator) -> float:
     """Set the key bias of one layer from the arguments of its call; returns the relative error."""
     x = args[0]
-    count, num_tokens, dim = x.shape
+    count, num_tokens, _ = x.shape
     q, k, v, mask, num_prefix = _project(layer, *args, **kwargs)
     protected = num_prefix if layer.keep_cls else 0
     kept = num_kept(layer.rule_val.ratio or 0.5, num_tokens)

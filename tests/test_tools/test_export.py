@@ -1,0 +1,188 @@
+"""Exported files run without mmext and give what the model gives; published files are safe."""
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+from mmengine.config import Config
+
+CLASSIFIER = """
+default_scope = 'mmpretrain'
+model = dict(
+    type='ImageClassifier',
+    backbone=dict(type='mmext.{name}', arch='tiny-test', {options}),
+    head=dict(type='LinearClsHead', num_classes=10, in_channels=32))
+"""
+DETECTOR_PARTS = """
+default_scope = 'mmdet'
+model = dict(
+    type='RetinaNet',
+    backbone=dict(type='mmext.BiasPrunedViT', arch='tiny-test', img_size=64, keep_ratio=(.8, .3),
+                  with_cls_token=False, out_type='featmap'),
+    neck=dict(type='mmext.SimpleFeaturePyramid', in_channels=32, out_channels=16),
+    bbox_head=dict(
+        type='RetinaHead', num_classes=3, in_channels=16, feat_channels=16, stacked_convs=1,
+        anchor_generator=dict(type='AnchorGenerator', octave_base_scale=4, scales_per_octave=1,
+                              ratios=[1.], strides=[4, 8, 16, 32, 64])))
+"""
+
+
+def module(root_dir, name):
+    spec = importlib.util.spec_from_file_location(
+        name, root_dir / 'tools' / 'model_converters' / f'{name}.py')
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope='module')
+def export(root_dir):
+    return module(root_dir, 'export')
+
+
+@pytest.fixture
+def pruned(tmp_path):
+    path = tmp_path / 'pruned.py'
+    path.write_text(CLASSIFIER.format(
+        name='BiasPrunedViT', options='img_size=64, keep_ratio=(.8, .3)'))
+    return path
+
+
+def has_onnx():
+    for name in ('onnx', 'onnxscript', 'onnxruntime'):
+        pytest.importorskip(name)
+
+
+@pytest.mark.parametrize('fmt', ['onnx', 'torch_export'])
+@pytest.mark.parametrize('part', ['classifier', 'dense backbone', 'dmst', 'neck'])
+def test_exported_file_equals_the_model(export, tmp_path, fmt, part, capsys):
+    if fmt == 'onnx':
+        has_onnx()
+    config, out = tmp_path / 'config.py', tmp_path / ('out' + export.SUFFIX[fmt])
+    name, options, flags = dict(
+        classifier=('BiasPrunedViT', 'img_size=64, keep_ratio=(.8, .3)', []),
+        dmst=('DMST', '', ['--shape', '48', '64']),
+        neck=('', '', ['--neck', '--shape', '64', '48']),
+    ).get(part, ('BiasPrunedViT', 'img_size=64, keep_ratio=.5',
+                 ['--backbone-only', '--keep-ratio', 'none', '--shape', '40', '64']))
+    config.write_text(DETECTOR_PARTS if part == 'neck' else CLASSIFIER.format(
+        name=name, options=options))
+    code = export.main([str(config), '--format', fmt, '--out', str(out), *flags])
+    assert code == 0, capsys.readouterr().out
+    assert 'within 0.0001' in capsys.readouterr().out
+
+
+def test_onnx_file_by_itself(export, pruned, tmp_path):
+    """Read by onnxruntime alone: names, one size, any batch, opset, pruning inside."""
+    has_onnx()
+    import onnx
+    import onnxruntime
+    out = tmp_path / 'model.onnx'
+    args = export.parse_args([str(pruned), '--out', str(out)])
+    torch.manual_seed(0)
+    part, size = export.build_part(args)
+    export.export(part, size, 'onnx', str(out))
+    graph = onnx.load(out)
+    onnx.checker.check_model(graph)
+    assert max(opset.version for opset in graph.opset_import if not opset.domain) >= 17
+    assert {'TopK'} <= {node.op_type for node in graph.graph.node}
+    session = onnxruntime.InferenceSession(str(out), providers=['CPUExecutionProvider'])
+    assert [i.name for i in session.get_inputs()] == ['image']
+    assert [o.name for o in session.get_outputs()] == ['scores']
+    assert session.get_inputs()[0].shape[1:] == [3, 64, 64]
+    image = torch.randn(5, 3, 64, 64)
+    got, = session.run(None, {'image': image.numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), part(image)[0], atol=1e-4, rtol=1e-4)
+    part.backbone.set_keep_ratio(None)
+    assert (torch.from_numpy(got) - part(image)[0]).abs().max() > 1e-3
+
+
+def test_export_says_what_is_wrong(export, pruned, tmp_path, capsys):
+    detector = tmp_path / 'detector.py'
+    detector.write_text(DETECTOR_PARTS)
+    out = str(tmp_path / 'a.pt2')
+    fmt = ['--format', 'torch_export', '--out', out]
+    other = tmp_path / 'other.pth'
+    torch.save(dict(state_dict={'head.fc.weight': torch.ones(10, 32)}), other)
+    for args, message in (
+            ([detector, *fmt], 'depends on the picture'), ([pruned, *fmt, '--neck'], 'no neck'),
+            ([pruned, other, *fmt], 'does not fit the config'),
+            ([pruned, *fmt, '--keep-ratio', 'half'], "takes 'none' or numbers")):
+        with pytest.raises(SystemExit, match=message):
+            export.main(list(map(str, args)))
+    for args, message in (
+            (['--out', 'a.pt'], 'must end in .onnx'),
+            (['--out', 'a.onnx', '--opset', '9'], 'opset'),
+            (['--out', 'a.onnx', '--shape', '1', '2', '3'], '--shape')):
+        with pytest.raises(SystemExit):
+            export.main([str(pruned), *args])
+        assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def training_checkpoint(pruned, tmp_path):
+    """As a run of two iterations with a moving average leaves it."""
+    from mmengine.runner import Runner
+    cfg = Config.fromfile(pruned)
+    images = [dict(inputs=torch.zeros(3, 64, 64, dtype=torch.uint8), data_samples=label)
+              for label in range(4)]
+    from mmpretrain.structures import DataSample
+    for entry in images:
+        entry['data_samples'] = DataSample().set_gt_label(entry['data_samples'])
+    loader = torch.utils.data.DataLoader(
+        images, batch_size=2,
+        collate_fn=lambda batch: dict(inputs=[b['inputs'] for b in batch],
+                                      data_samples=[b['data_samples'] for b in batch]))
+    runner = Runner(
+        cfg.model, str(tmp_path / 'run'), train_dataloader=loader,
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=0.01)),
+        train_cfg=dict(by_epoch=True, max_epochs=1), default_scope='mmpretrain',
+        custom_hooks=[dict(type='EMAHook', momentum=0.5)], experiment_name='publish',
+        default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1)))
+    runner.train()
+    return tmp_path / 'run' / 'epoch_1.pth', runner.model
+
+
+def test_published_checkpoint(root_dir, training_checkpoint, pruned, tmp_path, export):
+    path, _ = training_checkpoint
+    publish = module(root_dir, 'publish_model').publish
+    final = publish(str(path), str(tmp_path / 'out' / 'model.pth'))
+    digest = hashlib.sha256(final.read_bytes()).hexdigest()
+    assert final.name == f'model-{digest[:8]}.pth' and final.stat().st_size < path.stat().st_size
+    assert [file.name for file in final.parent.iterdir()] == [final.name]
+    # another process, nothing of ours or mmengine's imported
+    code = ('import sys, torch; c = torch.load(sys.argv[1], weights_only=True); '
+            'assert sorted(c) == ["meta", "state_dict"], c.keys(); '
+            'assert not {"cfg", "experiment_name"} & set(c["meta"]), c["meta"]')
+    subprocess.run([sys.executable, '-c', code, str(final)], check=True)
+    weights = torch.load(final, weights_only=True)['state_dict']
+    trained = torch.load(path, weights_only=False)
+    assert {k: v.tolist() for k, v in weights.items()} == {
+        k: v.tolist() for k, v in trained['state_dict'].items()}
+    args = export.parse_args([str(pruned), str(final), '--format', 'torch_export',
+                              '--out', str(tmp_path / 'a.pt2')])
+    part, _ = export.build_part(args)
+    torch.testing.assert_close(part.head.fc.weight, weights['head.fc.weight'])
+
+    ema = torch.load(publish(str(path), str(tmp_path / 'ema.pth'), ema=True, half=True),
+                     weights_only=True)['state_dict']
+    assert ema.keys() == weights.keys()
+    assert ema['head.fc.weight'].dtype == torch.float16
+    assert (ema['head.fc.weight'].float() - weights['head.fc.weight']).abs().max() > 1e-5
+
+
+def test_publishing_refuses_what_is_no_checkpoint(root_dir, tmp_path):
+    publish = module(root_dir, 'publish_model').publish
+    broken, bare = tmp_path / 'broken.pth', tmp_path / 'bare.pth'
+    broken.write_bytes(b'PK\x03\x04 nothing')
+    torch.save({'weight': torch.ones(1)}, bare)
+    with pytest.raises(SystemExit, match='cannot be read'):
+        publish(str(broken), str(tmp_path / 'a.pth'))
+    with pytest.raises(SystemExit, match='no state_dict'):
+        publish(str(bare), str(tmp_path / 'a.pth'))
+    with pytest.raises(SystemExit, match='moving average'):
+        torch.save({'state_dict': {'weight': torch.ones(1)}}, bare)
+        publish(str(bare), str(tmp_path / 'a.pth'), ema=True)

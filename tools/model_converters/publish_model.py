@@ -1,0 +1,87 @@
+"""Make a training checkpoint fit for publishing.
+
+Keeps the weights (those of the moving average, where the run had one and with --ema) and plain
+facts about the model; leaves out the optimizer, the schedulers, the log history and paths of this
+machine. Writes OUT-<first 8 digits of its SHA-256>.pth, which torch.load(..., weights_only=True)
+and mmengine read.
+
+Example:
+    python tools/model_converters/publish_model.py work_dirs/run/epoch_30.pth deit-s-bias.pth
+"""
+
+import argparse
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+
+from mmext.compat.checkpoints import allow_own_checkpoints
+
+FACTS = ('dataset_meta', 'epoch', 'iter', 'mmengine_version')
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('checkpoint', help='checkpoint of a training run')
+    parser.add_argument('out', help='*.pth; the hash is put into the name')
+    parser.add_argument('--ema', action='store_true', help='publish the moving average')
+    parser.add_argument('--half', action='store_true', help='store floating point weights as fp16')
+    args = parser.parse_args(argv)
+    if not args.out.endswith('.pth'):
+        parser.error(f'out {args.out} must end in .pth')
+    if not Path(args.checkpoint).is_file():
+        parser.error(f'checkpoint {args.checkpoint} does not exist')
+    return args
+
+
+def publish(checkpoint: str, out: str, ema: bool = False, half: bool = False) -> Path:
+    """Write the published form of ``checkpoint``; returns its path with the hash in its name."""
+    allow_own_checkpoints()
+    try:
+        content = torch.load(checkpoint, map_location='cpu', weights_only=True)
+    except Exception as error:
+        raise SystemExit(f'{checkpoint} cannot be read as a checkpoint without executing code in '
+                         f'it: {str(error).splitlines()[0]}') from error
+    if not isinstance(content, dict) or 'state_dict' not in content:
+        raise SystemExit(f'{checkpoint} is no checkpoint of a training run: it has no state_dict')
+    state = content['state_dict']
+    if ema:
+        if 'ema_state_dict' not in content:
+            raise SystemExit(f'--ema: {checkpoint} has no moving average')
+        # the averaged model sits under `module.`, beside the counter of its steps
+        state = {key[len('module.'):]: value for key, value in content['ema_state_dict'].items()
+                 if key.startswith('module.')}
+    state = {key: value.to(torch.float16) if half and value.is_floating_point() else value.clone()
+             for key, value in state.items()}
+    facts = {key: plain(value) for key, value in content.get('meta', {}).items() if key in FACTS}
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    torch.save(dict(meta=facts, state_dict=state), out)
+    digest = hashlib.sha256(Path(out).read_bytes()).hexdigest()[:8]
+    final = Path(out).with_name(f'{Path(out).stem}-{digest}.pth')
+    Path(out).replace(final)
+    torch.load(final, map_location='cpu', weights_only=True)  # fails here rather than at a user's
+    return final
+
+
+def plain(value):
+    """Python containers and numbers only, which weights_only reading allows everywhere."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [plain(item) for item in value]
+    if hasattr(value, 'tolist'):
+        return value.tolist()
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def main(argv=None) -> int:
+    args = parse_args(argv)
+    final = publish(args.checkpoint, args.out, args.ema, args.half)
+    print(f'{final}: {final.stat().st_size / 1e6:.1f} MB')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
