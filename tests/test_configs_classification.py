@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+import mmcv
 import numpy as np
 import pytest
 import torch
@@ -106,15 +107,15 @@ def test_training_step(path):
 
 
 @pytest.mark.parametrize('path', names(one_of_each(lambda *parts: parts[1:])))
-def test_pipelines(path):
+def test_pipelines(path, tmp_path):
     cfg = Config.fromfile(path)
+    image = np.random.default_rng(0).integers(0, 256, (75, 100, 3)).astype(np.uint8)
+    mmcv.imwrite(image, str(tmp_path / 'image.jpg'))
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
-        results = dict(
-            img=np.random.default_rng(0).integers(0, 256, (75, 100, 3)).astype(np.uint8),
-            img_shape=(75, 100), ori_shape=(75, 100), gt_label=1)
+        results = dict(img_path=str(tmp_path / 'image.jpg'), gt_label=1)
+        if 'LoadImageFromFile' not in loader.dataset.pipeline[0]['type']:  # CIFAR, SVHN
+            results.update(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
         for transform in loader.dataset.pipeline:
-            if transform['type'] == 'LoadImageFromFile':
-                continue
             results = TRANSFORMS.build(transform)(results)
         assert results['inputs'].shape == (3, 224, 224)
         assert results['inputs'].dtype == torch.uint8
