@@ -9,13 +9,23 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
-MIM = ('configs', 'tools', 'model-index.yml')  # what `mim` and `get_config('mmext::...')` read
+# what `mim` and `get_config('mmext::...')` read: name in mmext/.mim -> place in the checkout
+MIM = {'configs': 'configs', 'tools': 'tools', 'model-index.yml': 'configs/model-index.yml'}
 
 
 def version():
     scope = {}
     exec((ROOT / 'mmext' / '__init__.py').read_text().split('def ')[0], scope)
     return scope['__version__']
+
+
+def copy(source, target):
+    if source.is_dir():
+        ignore = shutil.ignore_patterns('__pycache__', '*.pyc')
+        shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
 
 
 class BuildPy(build_py):
@@ -27,20 +37,13 @@ class BuildPy(build_py):
             target = ROOT / 'mmext' / '.mim'
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir()
-            for name in MIM:
-                if (ROOT / name).exists():
-                    os.symlink(os.path.join('..', '..', name), target / name)
+            for name, place in MIM.items():
+                os.symlink(os.path.join('..', '..', place), target / name)
             return
         target = Path(self.build_lib) / 'mmext' / '.mim'
         shutil.rmtree(target, ignore_errors=True)
-        ignore = shutil.ignore_patterns('__pycache__', '*.pyc')
-        for name in MIM:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, target / name, ignore=ignore)
-            elif source.exists():
-                target.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target / name)
+        for name, place in MIM.items():
+            copy(ROOT / place, target / name)
 
 
 class Sdist(sdist):
@@ -48,13 +51,8 @@ class Sdist(sdist):
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
-        ignore = shutil.ignore_patterns('__pycache__', '*.pyc')
-        for name in (*MIM, 'LICENSE'):
-            source, target = ROOT / name, Path(base_dir) / name
-            if source.is_dir():
-                shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True)
-            elif source.exists():
-                shutil.copy2(source, target)
+        for name in ('configs', 'tools', 'LICENSE'):
+            copy(ROOT / name, Path(base_dir) / name)
 
 
 setup(

@@ -17,9 +17,8 @@ def wheel(root_dir, tmp_path_factory):
     """A wheel built from a copy, so that the checkout stays as it is."""
     source = tmp_path_factory.mktemp('source') / 'mmext'
     source.mkdir()
-    for name in ('setup.py', 'README.md', 'LICENSE', 'model-index.yml'):
-        if (root_dir / name).exists():
-            shutil.copy2(root_dir / name, source)
+    for name in ('setup.py', 'README.md', 'LICENSE'):
+        shutil.copy2(root_dir / name, source)
     skip = shutil.ignore_patterns('__pycache__', '.mim')
     for name in ('mmext', 'configs', 'tools'):
         shutil.copytree(root_dir / name, source / name, ignore=skip)
@@ -44,6 +43,7 @@ def test_wheel_is_pure_and_holds_everything(wheel, root_dir):
         if '.mim' not in file.parts:
             assert str(file.relative_to(root_dir)) in names
     assert not [n for n in names if n.startswith(('tests/', 'configs/', 'tools/'))]
+    assert 'mmext/.mim/model-index.yml' in names
     assert any(n.endswith('LICENSE') for n in names)
 
 
@@ -75,10 +75,14 @@ def test_installed_configs_and_registry_from_an_empty_folder(installed, tmp_path
         import mmext, os
         assert 'site-packages' in mmext.__file__
         assert '.mim' in os.listdir(os.path.dirname(mmext.__file__))
+        import mmext.registry
         from mmengine.config import Config
         from mmengine.hub import get_config
         cfg = get_config('mmext::quickstart/digits_mask_rcnn.py')
-        from mmengine.registry import MODELS, DefaultScope
+        assert cfg.model.type == 'MaskRCNN'
+        open('mine.py', 'w').write("_base_ = 'mmext::quickstart/digits_cls.py'")
+        assert Config.fromfile('mine.py').model.type == 'ImageClassifier'
+        from mmengine.registry import MODELS
         from mmpretrain.registry import MODELS as CLS
         assert MODELS.get('mmext.SimpleFeaturePyramid').__module__.startswith('mmext.')
         assert CLS.get('mmext.BiasPrunedViT') is MODELS.get('mmext.BiasPrunedViT')

@@ -10,8 +10,8 @@ _done = False
 def setup() -> None:
     """Prepare the process for mmdet and mmpretrain; a second call does nothing.
 
-    Checks the installed versions, stands in for mmcv's compiled ops where they are absent and
-    lets mmengine read the checkpoints that it wrote.
+    Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
+    mmengine read the checkpoints that it wrote and find mmext's configs by name.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
@@ -19,9 +19,10 @@ def setup() -> None:
     global _done
     if _done:
         return
-    from . import checkpoints, mmcv_ext, versions
+    from . import checkpoints, hub, mmcv_ext, versions
     versions.check()
     mmcv_ext.install()
     checkpoints.allow_own_checkpoints()
+    hub.add_package()
     versions.avoid_broken_transformers()
     _done = True

@@ -177,12 +177,13 @@ def check_data_paths(cfg: Config, splits=('train', 'val', 'test')) -> None:
             ann = node.get('ann_file')
             if isinstance(ann, str) and ann and '://' not in ann:
                 _require(osp.join(root, ann), f'{path}.ann_file', path)
-            prefix = node.get('data_prefix')
-            for key, value in (prefix.items() if isinstance(prefix, dict) else ()):
-                if isinstance(value, str) and '://' not in value:
-                    _require(osp.join(root, value), f'{path}.data_prefix.{key}', path)
-            if 'metric' in node and isinstance(ann, str) is False and node.get('format_only'):
-                return
+            prefix = node.get('data_prefix') or {}
+            if isinstance(prefix, str):  # mmpretrain; mmdet has {'img': folder}
+                prefix = {None: prefix}
+            for key, value in prefix.items():
+                if isinstance(value, str) and value and '://' not in value:
+                    name = f'{path}.data_prefix' + (f'.{key}' if key else '')
+                    _require(osp.join(root, value), name, path)
             for key, value in node.items():
                 if key != 'pipeline':
                     visit(value, f'{path}.{key}')

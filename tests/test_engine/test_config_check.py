@@ -67,6 +67,15 @@ def test_missing_annotations_and_images(tmp_path):
     check_data_paths(cfg, ('train', ))
 
 
+def test_missing_folder_of_a_classifier(tmp_path):
+    cfg = Config(dict(train_dataloader=dict(dataset=dict(
+        type='CustomDataset', data_root=str(tmp_path), data_prefix='train'))))
+    with pytest.raises(ConfigError, match=r"dataset\.data_prefix: the image folder '.*/train'"):
+        check_data_paths(cfg, ('train', ))
+    (tmp_path / 'train').mkdir()
+    check_data_paths(cfg, ('train', ))
+
+
 def test_missing_checkpoints(tmp_path):
     cfg = Config(dict(model=dict(backbone=dict(
         type='X', init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'none.pth'))))))
