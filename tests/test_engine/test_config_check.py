@@ -9,8 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 import mmext.registry  # noqa: F401
-from mmext.engine.config_check import (ConfigError, check_checkpoints, check_config,
-                                       check_data_paths)
+from mmext.engine.config_check import ConfigError, check_checkpoints, check_config, check_data_paths
 
 PACKAGES = dict(mmdet=mmdet, mmpretrain=mmpretrain)
 
