@@ -352,3 +352,39 @@ def test_every_tool_has_help(tool, capsys):
             tool(path.stem).main(['--help'])
         assert end.value.code == 0
         assert path.stem in sys.modules and 'usage:' in capsys.readouterr().out
+
+
+def test_pictures_of_arrays_and_equal_names(tool, vit, tmp_path):
+    """A data set that holds RGB arrays, as CIFAR's, and files of one name in two folders."""
+    import pickle
+    cli = tool('analysis_cli')
+    data = np.random.default_rng(0).integers(0, 255, (4, 3072), dtype=np.uint8)
+    folder = tmp_path / 'cifar-10-batches-py'
+    folder.mkdir()
+    for name in ('test_batch', 'batches.meta'):
+        (folder / name).write_bytes(pickle.dumps(
+            {'data': data, 'labels': [0, 1, 2, 0], 'label_names': list('abc')}))
+    config = tmp_path / 'cifar.py'
+    config.write_text(CLASSIFIER.format(mean=MEAN, std=STD, backbone=VIT).replace(
+        'to_rgb=True', 'to_rgb=False') + f"""
+test_dataloader = dict(dataset=dict(
+    type='CIFAR10', data_root={str(tmp_path)!r}, split='test', pipeline=[
+        dict(type='Resize', scale=64), dict(type='PackInputs')]))
+""")
+    args = cli.parser('', num_images=4).parse_args([str(config), '--shape', '32'])
+    args.device = 'cpu'
+    from mmpretrain.datasets import CIFAR10
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CIFAR10, '_check_integrity', lambda self: True)
+        [subject] = cli.subjects(args)
+        found = list(cli.batches(args, subject))
+    expected = data.reshape(4, 3, 32, 32).transpose(0, 2, 3, 1)
+    for i, batch in enumerate(found):
+        np.testing.assert_array_equal(batch.pictures[0], expected[i])
+        close(batch.inputs[0].permute(1, 2, 0), (expected[i] - MEAN) / STD)
+    for folder in 'ab':
+        (tmp_path / 'two' / folder).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / 'two' / folder / 'x.png'), np.ascontiguousarray(expected[0]))
+    args = cli.parser('', num_images=4).parse_args([vit, '--images', str(tmp_path / 'two')])
+    [subject] = cli.subjects(args)
+    assert [n for b in cli.batches(args, subject) for n in b.names] == ['x', 'x_1']

@@ -179,7 +179,7 @@ def test_pipeline(cfg: Config, args, model: nn.Module) -> Compose:
         dataset = dataset.dataset
     pack = 'PackDetInputs' if cfg.default_scope == 'mmdet' else 'PackInputs'
     given = list(dataset.get('pipeline', [])) if dataset is not None else []
-    steps = [step for step in given if 'Load' not in step['type']] or [dict(type=pack)]
+    steps = [step for step in given if 'Load' not in str(step['type'])] or [dict(type=pack)]
     if args.shape or not given:
         shape = tuple(args.shape * 2)[:2] if args.shape else default_shape(model, cfg)
         steps = [Cover(shape), steps[-1]]

@@ -136,7 +136,8 @@ def write_config(args, found: dict, path: Path) -> None:
 
 
 def evaluator(args, subject):
-    """A function backbone -> (metric's name, value) on the config's test data."""
+    """A function backbone -> (metric's name, value) on the config's test data; nan where a detector
+    finds nothing at all."""
     cfg = subject.cfg.copy()
     if cfg.get('test_dataloader') is None:
         cfg.test_dataloader, cfg.test_evaluator = cfg.val_dataloader, cfg.val_evaluator
@@ -155,11 +156,11 @@ def evaluator(args, subject):
         runner.model.backbone = backbone
         metrics = runner.test()
         names = [args.metric] if args.metric else [
-            name for name in metrics
-            if name.endswith(('accuracy/top1', 'bbox_mAP'))] or list(metrics)
-        if names[0] not in metrics:
-            raise ConfigError(f'--metric {names[0]}: the evaluator gives {sorted(metrics)}')
-        return names[0], float(metrics[names[0]])
+            name for name in metrics if name.endswith(('accuracy/top1', 'bbox_mAP'))]
+        name = (names or list(metrics) or ['box AP'])[0]
+        if metrics and name not in metrics:
+            raise ConfigError(f'--metric {name}: the evaluator gives {sorted(metrics)}')
+        return name, float(metrics.get(name, 'nan'))
 
     return evaluate
 
