@@ -3,18 +3,18 @@
 import contextlib
 import difflib
 import glob
-import os
 import os.path as osp
 import sys
 import traceback
 
 from mmengine.config import Config
 from mmengine.dist import get_dist_info
-from mmengine.registry import RUNNERS, DefaultScope
+from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
 
 from mmext.compat import checkpoints, cpu
 
+from .checkpoint_check import check_checkpoint_file
 from .config_check import ConfigError, check_checkpoints, check_config, check_data_paths
 
 SCOPES = ('mmdet', 'mmpretrain')
@@ -45,7 +45,7 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
     if cfg.get('default_scope') not in SCOPES:
         raise ConfigError(f"default_scope = {cfg.get('default_scope')!r}; mmext trains configs of "
                           f'scope {" or ".join(map(repr, SCOPES))}.')
-    DefaultScope.get_instance(f'mmext-{os.getpid()}', scope_name=cfg.default_scope)
+    init_default_scope(cfg.default_scope)
     cfg.launcher = launcher
     if work_dir is not None:
         cfg.work_dir = work_dir
@@ -78,6 +78,7 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     cpu.adapt_config(cfg)
     check_config(cfg)
     check_checkpoints(cfg)
+    check_checkpoint_file(cfg)
     check_data_paths(cfg, splits)
     if cfg.default_scope == 'mmdet':
         from mmext.datasets.check_annotations import check_dataset_cfg

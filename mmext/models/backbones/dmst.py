@@ -252,10 +252,10 @@ class DMST(TokenBackbone):
             x = x + self.pos_embeder(hw, valid)
         return self.pos_drop(x), hw, valid
 
-    def _run(self, x: Tensor, layers: Sequence[int] = ()):
+    def _run(self, x: Tensor, layers: Sequence[int] = (), stop: int | None = None):
         """Yield (index, tokens before, tokens after, grid, valid, intermediates) per block."""
         x, hw, valid = self.embed(x)
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.blocks[:stop]):
             before = x
             x, extras = self.run_block(block, x, hw, valid, i in layers)
             yield i, before, x, hw, valid, extras
@@ -286,7 +286,8 @@ class DMST(TokenBackbone):
         """See ``TokenBackbone``; the class-attention tail has none."""
         layers = resolve_indices(layers, len(self.blocks))
         return {i: dict(extras, x_in=before, x_out=after)
-                for i, before, after, _, _, extras in self._run(x, layers) if i in layers}
+                for i, before, after, _, _, extras in self._run(x, layers, max(layers) + 1)
+                if i in layers}
 
     # ------------------------------------------------------------------ optimiser, checkpoints
     def no_weight_decay(self) -> set[str]:
