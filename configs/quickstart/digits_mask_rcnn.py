@@ -79,7 +79,7 @@ model = dict(
             num_classes=10,
             class_agnostic=True,
             norm_cfg=dict(type='GN', num_groups=8),
-            loss_mask=dict(type='CrossEntropyLoss', use_mask=True))),
+            loss_mask=dict(type='CrossEntropyLoss', use_mask=True, loss_weight=2.))),
     train_cfg=dict(
         rpn=dict(
             assigner={**assigner, 'pos_iou_thr': .7, 'neg_iou_thr': .3, 'min_pos_iou': .3},
@@ -93,7 +93,7 @@ model = dict(
         rcnn=dict(
             assigner={**assigner, 'pos_iou_thr': .5, 'neg_iou_thr': .5, 'min_pos_iou': .5,
                       'match_low_quality': False},
-            sampler=dict(type='RandomSampler', num=24, pos_fraction=.33),
+            sampler=dict(type='RandomSampler', num=20, pos_fraction=.5),
             mask_size=28,
             pos_weight=-1)),
     test_cfg=dict(

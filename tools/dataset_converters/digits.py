@@ -51,7 +51,7 @@ def parse_args(argv=None):
     parser.add_argument(
         '--rotation', type=float, default=15., metavar='DEG', help='largest turn (%(default)s)')
     parser.add_argument(
-        '--min-visible', type=float, default=.7, metavar='SHARE',
+        '--min-visible', type=float, default=.75, metavar='SHARE',
         help='smallest part of a digit that others may leave visible (%(default)s)')
     parser.add_argument(
         '--cls-size', type=int, default=48, metavar='PX',
@@ -114,7 +114,7 @@ def make_glyph(rng, digit, height, rotation):
     turn = cv2.getRotationMatrix2D((3.5, 3.5), rng.uniform(-rotation, rotation), height / 8)
     turn[:, 2] += (side - 1) / 2 - 3.5
     big = cv2.warpAffine(digit, turn, (side, side), flags=cv2.INTER_CUBIC)
-    opacity = np.clip((big - .2) / .35, 0, 1)
+    opacity = np.clip((big - .12) / .3, 0, 1)
     rows = np.flatnonzero((opacity >= .5).any(1))
     cols = np.flatnonzero((opacity >= .5).any(0))
     return opacity[rows[0]:rows[-1] + 1, cols[0]:cols[-1] + 1]
