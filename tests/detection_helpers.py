@@ -153,9 +153,10 @@ def small_run(name, data_root, work_dir, jitter=False, **backbone):
             step.crop_size = size
     if not jitter:
         cfg.model.backbone.drop_path_rate = 0.0
+        plain = ('LoadImageFromFile', 'LoadAnnotations', 'PackDetInputs')
         cfg.train_dataloader.dataset.pipeline = [
             step for step in cfg.train_dataloader.dataset.pipeline
-            if step.type in ('LoadImageFromFile', 'LoadAnnotations', 'PackDetInputs')]
+            if step.type.split('.')[-1] in plain]
         # samplers that take every candidate draw no random numbers
         cfg.model.train_cfg.rpn.sampler.num = 100000
         cfg.model.train_cfg.rcnn.sampler.num = 100000
