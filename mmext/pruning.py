@@ -129,7 +129,7 @@ def set_keep_ratio(model: nn.Module, value: float | Sequence | None, train: bool
 
 # ------------------------------------------------------------------ a start for the bias
 def calibrate_bias(model: nn.Module, images: Tensor, keep: float | Sequence | None = None,
-                   spread: float = 0.01, steps: int = 120, num_queries: int = 48,
+                   spread: float = 1e-3, steps: int = 120, num_queries: int = 48,
                    batch_size: int = 8, flip: bool = True, seed: int = 0) -> list[float]:
     """Give the key bias of a pruned model a start from a few dozen unlabelled images.
 
@@ -145,9 +145,10 @@ def calibrate_bias(model: nn.Module, images: Tensor, keep: float | Sequence | No
     whitened, so that no direction is out of reach, and the ranking is noisy, so that it does not
     learn a few images by heart.
 
-    Only the order of the biases chooses the columns; their size changes the attention itself. Hence
-    ``spread``: small keeps the attention as it is, about 0.5 is robust against the first steps of
-    a training that follows (an Adam step moves every weight by the learning rate).
+    Only the order of the biases chooses the columns; their size changes the attention itself, in
+    favour of outliers. Hence a small ``spread``. A training that follows moves every weight by
+    about the learning rate a step (Adam): where the order shall survive the first steps, take a
+    spread of 0.1 to 0.5, at the price of a worse start.
 
     Args:
         model: has bias-pruned attention (``prune_attention``, ``BiasPrunedViT``).

@@ -5,7 +5,11 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=100),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook', interval=1, max_keep_ckpts=2, save_best='auto', rule='greater'),
+        type='mmext.SafeCheckpointHook',
+        interval=1,
+        max_keep_ckpts=2,
+        save_best='auto',
+        rule='greater'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
     visualization=dict(type='VisualizationHook', enable=False))
 custom_hooks = [dict(type='mmext.RunArtifactsHook')]

@@ -43,6 +43,11 @@ def forbid_code_in_checkpoints() -> None:
     tools forbid it, unless the user trusts the files and says so with torch's own variable
     ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1``.
     """
-    if os.environ.get('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '0').lower() not in (
-            '1', 'y', 'yes', 'true'):
+    if not code_is_allowed():
         os.environ['TORCH_FORCE_WEIGHTS_ONLY_LOAD'] = '1'
+
+
+def code_is_allowed() -> bool:
+    """Whether the user said, with torch's variable, that checkpoints may execute code."""
+    return os.environ.get('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '0').lower() in (
+        '1', 'y', 'yes', 'true')
