@@ -87,16 +87,18 @@ def test_broken_picture_does_not_stop_the_others(demo, pictures, tmp_path, capsy
     assert 'broken.jpg: left out' in printed.err and '1 of 2 pictures' in printed.out
 
 
-def test_classifier(demo, pictures, root_dir, tmp_path, capsys):
-    """The quickstart's config, which has no test data of its own."""
+@pytest.mark.parametrize('name', [
+    'quickstart/digits_cls.py',  # no test data of its own
+    'deit_bias/vit-ti-bias-0.9-0.1_8xb128-300e_in100.py'])
+def test_classifier(demo, pictures, root_dir, tmp_path, capsys, name):
     from mmpretrain.registry import MODELS
     folder, sizes = pictures
-    config = root_dir / 'configs' / 'quickstart' / 'digits_cls.py'
+    config = root_dir / 'configs' / name
     cfg = Config.fromfile(config)
     init_default_scope('mmpretrain')
-    model = MODELS.build(cfg.model)
-    torch.save(dict(state_dict=model.state_dict(),
-                    meta=dict(dataset_meta=dict(classes=list('0123456789')))),
+    model = MODELS.build({'data_preprocessor': cfg.get('data_preprocessor'), **cfg.model})
+    classes = [f'class {i}' for i in range(cfg.model.head.num_classes)]
+    torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=classes))),
                tmp_path / 'model.pth')
     status = demo.main([str(folder), str(config), str(tmp_path / 'model.pth'), '--out-dir',
                         str(tmp_path / 'out')])
@@ -104,9 +106,10 @@ def test_classifier(demo, pictures, root_dir, tmp_path, capsys):
     assert status == 0, printed.err
     found = json.loads((tmp_path / 'out' / 'predictions.json').read_text())
     assert set(found) == set(sizes)
-    for name, one in found.items():
-        assert one['class'] == str(one['label']) and 0.1 <= one['score'] <= 1
-        assert (tmp_path / 'out' / f'{name.rsplit(".", 1)[0]}.png').exists()
+    for file, one in found.items():
+        assert one['class'] == f'class {one["label"]}'
+        assert 1 / len(classes) <= one['score'] <= 1
+        assert (tmp_path / 'out' / f'{file.rsplit(".", 1)[0]}.png').exists()
 
 
 def test_clear_errors(demo, root_dir, tmp_path, capsys):
