@@ -1,0 +1,3 @@
+_base_ = './dmst-micro_cifar10-sample.py'
+
+model = dict(backbone=dict(attn='tssa'))
