@@ -136,9 +136,8 @@ class TokenStatisticsTransformer(DMST):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, 3, H, W) -> normalised tokens (B, 1 + N, C), class token first."""
-        for last in self._run(x):
+        for _, _, y, _, valid, _ in self._run(x):  # noqa: B007  (used behind the loop)
             pass
-        _, _, y, _, valid, _ = last
         return self.norm(self.class_tail(y, valid))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -167,7 +166,7 @@ class TokenStatisticsTransformer(DMST):
             raise ValueError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
         take, last = feature_take_indices(len(self.blocks), indices)
         found = []
-        for i, _, y, hw, valid, _ in self._run(x):  # noqa: B007  (valid is used behind the loop)
+        for i, _, y, hw, valid, _ in self._run(x):  # noqa: B007  (used behind the loop)
             if i in take:
                 tokens = self.norm(y) if norm else y
                 found.append(tokens if output_fmt == 'NLC' else tokens.transpose(1, 2).reshape(
