@@ -156,7 +156,7 @@ def small_run(name, data_root, work_dir, jitter=False, **backbone):
         plain = ('LoadImageFromFile', 'LoadAnnotations', 'PackDetInputs')
         cfg.train_dataloader.dataset.pipeline = [
             step for step in cfg.train_dataloader.dataset.pipeline
-            if step.type.split('.')[-1] in plain]
+            if step.type in plain]
         # samplers that take every candidate draw no random numbers
         cfg.model.train_cfg.rpn.sampler.num = 100000
         cfg.model.train_cfg.rcnn.sampler.num = 100000

@@ -113,7 +113,7 @@ def test_pipelines(path, tmp_path):
     mmcv.imwrite(image, str(tmp_path / 'image.jpg'))
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
         results = dict(img_path=str(tmp_path / 'image.jpg'), gt_label=1)
-        if 'LoadImageFromFile' not in loader.dataset.pipeline[0]['type']:  # CIFAR, SVHN
+        if loader.dataset.pipeline[0]['type'] != 'LoadImageFromFile':  # CIFAR, SVHN
             results.update(img=image, img_shape=image.shape[:2], ori_shape=image.shape[:2])
         for transform in loader.dataset.pipeline:
             results = TRANSFORMS.build(transform)(results)

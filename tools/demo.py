@@ -72,9 +72,6 @@ def classifier(args, cfg):
     """As ``detector``, for a classifier."""
     from mmpretrain import ImageClassificationInferencer, get_model
 
-    for step in cfg.test_dataloader.dataset.pipeline:
-        if step.type.split('.')[-1] == 'LoadImageFromFile':
-            step.type = 'LoadImageFromFile'  # the name the inferencer looks for to leave it out
     model = get_model(cfg, args.checkpoint, args.device or get_device())
     infer = ImageClassificationInferencer(model)
     predictions = {}

@@ -1,6 +1,7 @@
 """What ``tools/train.py`` and ``tools/test.py`` share: from command line to Runner."""
 
 import contextlib
+import copy
 import difflib
 import glob
 import os.path as osp
@@ -84,7 +85,33 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
         from mmext.datasets.check_annotations import check_dataset_cfg
         check_dataset_cfg(cfg, splits)
     cpu.init_process_group(cfg.launcher)
-    return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    refuse_damaged_images(runner)
+    return runner
+
+
+def refuse_damaged_images(runner: Runner) -> None:
+    """Let the Runner's data sets load images by ``mmext.LoadImageFromFile``.
+
+    Done here and not in the config files, because the inferencers of mmdet and mmpretrain look
+    for mmcv's loader by its name.
+    """
+
+    def visit(node):
+        if isinstance(node, dict):
+            if node.get('type') == 'LoadImageFromFile':
+                node['type'] = 'mmext.LoadImageFromFile'
+            for value in node.values():
+                visit(value)
+        elif isinstance(node, (list, tuple)):
+            for value in node:
+                visit(value)
+
+    for name in ('_train_dataloader', '_val_dataloader', '_test_dataloader'):
+        dataloader = copy.deepcopy(getattr(runner, name, None))  # the config stays as it is
+        if isinstance(dataloader, dict):
+            visit(dataloader)
+            setattr(runner, name, dataloader)
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -29,6 +29,7 @@ from mmext.ops.key_bias_attention import (
     project_kept_kv,
     query_key_free_attention,
 )
+from mmext.ops.precision import no_autocast
 
 # Picking rows of x and projecting them per head beats projecting everything and picking k and v up
 # to this ratio k/N, on CPU. Measured on one core, fp32, attention layer, time after / time before:
@@ -178,7 +179,7 @@ class BiasedAttention(nn.Module):
         """x (B, N, C) -> b (B, H, N), at least fp32: half precision would blur the ranking."""
         if self.key_bias is None:
             return None
-        with torch.autocast(x.device.type, enabled=False):
+        with no_autocast(x):
             dtype = torch.promote_types(x.dtype, torch.float32)
             bias = F.linear(x.to(dtype), self.key_bias.weight.to(dtype)).transpose(1, 2)
         return bias.contiguous()  # fused kernels refuse masks with a stride between columns

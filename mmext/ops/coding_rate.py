@@ -8,7 +8,7 @@ rate is 0.5 * 48 * ln(101) = 110.763 for P = 48, which is where ToST's published
 import torch
 from torch import Tensor
 
-from mmext.ops.token_statistics import no_autocast
+from mmext.ops.precision import no_autocast
 
 NORMALISE = ('head', 'token', None)
 

@@ -13,13 +13,12 @@ the per-token scalars only and recomputes the squares.
 ``*_reference`` are the plain equations, written out with autograd.
 """
 
-from contextlib import nullcontext
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mmext.ops.precision import no_autocast
 from mmext.ops.soft_threshold import soft_threshold
 
 PI_EPS = 1e-8  # official ToST: Pi / (Pi.sum + 1e-8)
@@ -235,14 +234,6 @@ def statistics_attention(v: Tensor, weights: Tensor, coef: Tensor, keep: Tensor 
     with no_autocast(v):
         m = _weighted_squares(v, weights).clamp_min(0)
         return _scale(v, coef, _shrinkage(m, keep), inplace), m
-
-
-def no_autocast(v: Tensor):
-    """Context in which matrix products keep the dtype of their operands."""
-    device = v.device.type
-    if not torch.amp.is_autocast_available(device):  # meta tensors of shape and FLOP counters
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 def _traced() -> bool:

@@ -14,7 +14,7 @@ data_root = 'data/coco/'
 image_size = (1024, 1024)
 
 train_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(type='RandomFlip', prob=0.5),
     dict(type='RandomResize', scale=image_size, ratio_range=(0.1, 2.0), keep_ratio=True),
@@ -28,7 +28,7 @@ train_pipeline = [
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(type='Resize', scale=image_size, keep_ratio=True),  # longest side 1024
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(

@@ -19,7 +19,7 @@ data_preprocessor = dict(
     to_rgb=True)
 
 train_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bilinear'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(type='NumpyToPIL', to_rgb=True),
@@ -28,7 +28,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 test_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(
         type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bilinear'),
     dict(type='CenterCrop', crop_size=224),

@@ -13,7 +13,7 @@ bgr_mean = data_preprocessor['mean'][::-1]
 bgr_std = data_preprocessor['std'][::-1]
 
 train_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     dict(  # rand-m9-mstd0.5-inc1
@@ -35,7 +35,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 test_pipeline = [  # crop ratio .875
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(
         type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),

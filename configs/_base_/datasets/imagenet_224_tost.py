@@ -7,7 +7,7 @@ option (and in imagenet_224_deit.py) its shorter side is 256.
 _base_ = './imagenet_224_deit.py'
 
 test_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(
         type='ResizeEdge', scale=224, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),

@@ -11,7 +11,7 @@ data_preprocessor = dict(
     to_rgb=False)  # images are RGB from NumpyToPIL on
 
 train_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(type='NumpyToPIL', to_rgb=True),
     dict(type='torchvision/RandomResizedCrop', size=224),
     dict(type='torchvision/RandomHorizontalFlip', p=0.5),
@@ -20,7 +20,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 test_pipeline = [
-    dict(type='mmext.LoadImageFromFile'),
+    dict(type='LoadImageFromFile'),
     dict(type='NumpyToPIL', to_rgb=True),
     dict(type='torchvision/Resize', size=(224, 224)),
     dict(type='PILToNumpy'),

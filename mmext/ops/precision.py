@@ -1,0 +1,14 @@
+"""Keeping a computation in the precision it is written in."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+
+def no_autocast(x: Tensor):
+    """Context in which operations on the device of ``x`` keep the dtype of their operands."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device):  # meta tensors of shape and FLOP counters
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
