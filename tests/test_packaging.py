@@ -122,7 +122,7 @@ def test_trains_from_the_installed_path(installed, tmp_path):
     assert data.returncode == 0, data.stderr
     result = run(
         installed, f'{mim}/tools/train.py', f'{mim}/configs/quickstart/digits_cls.py',
-        '--cfg-options', 'data_root=digits', 'train_cfg.max_epochs=1', cwd=tmp_path)
+        '--cfg-options', 'data_root=digits/classification', 'train_cfg.max_epochs=1', cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     assert (tmp_path / 'work_dirs' / 'digits_cls' / 'last_checkpoint').exists()
 

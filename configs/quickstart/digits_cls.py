@@ -23,6 +23,7 @@ model = dict(
         out_type='avg_featmap'),
     head=dict(type='LinearClsHead', num_classes=10, in_channels=64))
 
+data_root = 'data/digits/classification'
 # 1,437 digits x 3 renderings / batches of 64 = 67 iterations an epoch
 epochs = 20
 data = dict(
@@ -30,7 +31,7 @@ data = dict(
     num_workers=0,
     dataset=dict(
         type='CustomDataset',
-        data_root='data/digits/classification',
+        data_root=data_root,
         data_prefix='train',
         classes=list('0123456789'),
         pipeline=[
@@ -48,6 +49,8 @@ val_dataloader = dict(
         'pipeline': [dict(type='LoadImageFromFile'), dict(type='PackInputs')]}},
     sampler=dict(type='DefaultSampler', shuffle=False))
 val_evaluator = dict(type='Accuracy', topk=1)
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator
 
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=2e-3, weight_decay=.05), clip_grad=dict(max_norm=1))
@@ -55,10 +58,10 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
     dict(type='CosineAnnealingLR', T_max=epochs * 68, by_epoch=False)]
 train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=4)
-val_cfg = dict()
+val_cfg = test_cfg = dict()
 
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
-    checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=1))
+    checkpoint=dict(type='mmext.SafeCheckpointHook', interval=1, max_keep_ckpts=1))
 custom_hooks = [dict(type='mmext.RunArtifactsHook', num_pictures=24, columns=8)]
 randomness = dict(seed=0)

@@ -138,6 +138,8 @@ val_dataloader = dict(
 val_evaluator = dict(
     type='CocoMetric', ann_file=data_root + 'annotations/instances_val.json',
     metric=['bbox', 'segm'])
+test_dataloader = val_dataloader
+test_evaluator = val_evaluator
 
 # 2,200 iterations x 8 canvases / 2,400 canvases = 7.3 epochs
 iters = 2200
@@ -147,11 +149,12 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
     dict(type='CosineAnnealingLR', T_max=iters, by_epoch=False)]
 train_cfg = dict(by_epoch=False, max_iters=iters, val_interval=440)
-val_cfg = dict()
+val_cfg = test_cfg = dict()
 
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
-    checkpoint=dict(type='CheckpointHook', by_epoch=False, interval=220, max_keep_ckpts=1))
+    checkpoint=dict(
+        type='mmext.SafeCheckpointHook', by_epoch=False, interval=220, max_keep_ckpts=1))
 custom_hooks = [dict(type='mmext.RunArtifactsHook')]
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)

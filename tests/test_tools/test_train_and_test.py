@@ -29,10 +29,7 @@ def digits(root_dir, tmp_path_factory):
 
 
 def data_options(digits):
-    root = f'{digits}/detection/'
-    return [*(f'{s}_dataloader.dataset.data_root={root}' for s in ('train', 'val', 'test')),
-            *(f'{e}_evaluator.ann_file={root}annotations/instances_val.json'
-              for e in ('val', 'test'))]
+    return [f'data_root={digits}/detection']
 
 
 def environment():
@@ -91,8 +88,7 @@ def test_detector_trains_resumes_and_tests(root_dir, config, digits, tmp_path):
 
 def test_classifier_trains_and_tests(root_dir, digits, tmp_path):
     config = root_dir / 'configs' / 'quickstart' / 'digits_cls.py'
-    data = [f'{s}_dataloader.dataset.data_root={digits}/classification'
-            for s in ('train', 'val', 'test')]
+    data = [f'data_root={digits}/classification']
     run = tool(root_dir, 'train.py', config, '--work-dir', 'run', '--amp', '--cfg-options', *data,
                'train_cfg.max_epochs=1', 'train_cfg.val_interval=1', cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
