@@ -9,6 +9,7 @@ from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
+from mmengine.registry import STRATEGIES as MMENGINE_STRATEGIES
 from mmengine.registry import TRANSFORMS as MMENGINE_TRANSFORMS
 from mmengine.registry import Registry
 
@@ -29,3 +30,5 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     scope='mmext',
     parent=MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS,
     locations=['mmext.engine'])
+STRATEGIES = Registry(
+    'strategy', scope='mmext', parent=MMENGINE_STRATEGIES, locations=['mmext.engine'])

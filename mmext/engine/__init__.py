@@ -1,10 +1,14 @@
 from mmext.engine.artifacts_hook import RunArtifactsHook
+from mmext.engine.compile_hook import CompileBackboneHook
+from mmext.engine.fsdp_strategy import FSDPStrategy
 from mmext.engine.hooks import SafeCheckpointHook
 from mmext.engine.layer_decay_constructor import LayerDecayOptimWrapperConstructor
 from mmext.engine.pretrained_head_hook import PretrainedHeadHook
 from mmext.engine.train_only_constructor import TrainOnlyOptimWrapperConstructor
 
 __all__ = [
+    'CompileBackboneHook',
+    'FSDPStrategy',
     'LayerDecayOptimWrapperConstructor',
     'PretrainedHeadHook',
     'RunArtifactsHook',
