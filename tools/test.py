@@ -38,11 +38,15 @@ def draw_predictions(cfg, folder):
     folder = osp.abspath(folder)
     if cfg.default_scope == 'mmdet':
         hook = dict(type='DetVisualizationHook', draw=True, test_out_dir=folder)
+        visualizer = dict(type='DetLocalVisualizer')
     else:
         hook = dict(type='VisualizationHook', enable=True, out_dir=folder)
+        visualizer = dict(type='UniversalVisualizer')
     cfg.setdefault('default_hooks', {})
     cfg.default_hooks.setdefault('visualization', {})
     cfg.default_hooks.visualization.update(hook)
+    if cfg.get('visualizer') is None:
+        cfg.visualizer = dict(visualizer, vis_backends=[dict(type='LocalVisBackend')])
 
 
 def augment_at_test_time(cfg):

@@ -14,6 +14,8 @@ import time
 import pytest
 import torch
 
+import mmext.registry  # noqa: F401  (lets torch.load read mmengine's checkpoints)
+
 SMALL = ['train_cfg.max_iters=6', 'train_cfg.val_interval=6', 'train_dataloader.batch_size=2',
          'default_hooks.logger.interval=1', 'default_hooks.checkpoint.interval=2',
          'default_hooks.checkpoint.max_keep_ckpts=9', 'model.backbone.init_cfg=None']
@@ -101,7 +103,9 @@ def test_classifier_trains_and_tests(root_dir, digits, tmp_path):
                     'metrics.json', *flag, '--cfg-options', *data, cwd=tmp_path)
         assert test.returncode == 0, test.stderr[-3000:]
         results[flag] = json.loads((tmp_path / 'metrics.json').read_text())['accuracy/top1']
-    assert all(15 < v <= 100 for v in results.values()) and len(set(results.values())) == 2
+    validated = re.findall(r'accuracy/top1: ([\d.]+)', run.stdout + run.stderr)[-1]
+    assert results[()] == pytest.approx(float(validated), abs=1e-3)
+    assert 0 < results['--tta', ] <= 100
 
 
 def test_two_processes_end_at_the_same_iteration(root_dir, config, digits, tmp_path):
@@ -158,8 +162,7 @@ def test_bad_configs_get_one_clear_error(train, config, digits, tmp_path):
     assert 'zero' in text and 'instances_train.json' in text
     text = error(path=str(config).replace('mask_rcnn', 'mask_rcn'))
     assert 'Did you mean' in text and 'digits_mask_rcnn.py' in text
-    text = error('model.backbone.init_cfg.type=Pretrained',
-                 'model.backbone.init_cfg.checkpoint=a.pth')
+    text = error('load_from=a.pth')
     assert "'a.pth' does not exist" in text
 
 
