@@ -51,7 +51,7 @@ def parse_args(argv=None):
     parser.add_argument(
         '--rotation', type=float, default=15., metavar='DEG', help='largest turn (%(default)s)')
     parser.add_argument(
-        '--min-visible', type=float, default=.75, metavar='SHARE',
+        '--min-visible', type=float, default=.85, metavar='SHARE',
         help='smallest part of a digit that others may leave visible (%(default)s)')
     parser.add_argument(
         '--cls-size', type=int, default=48, metavar='PX',
