@@ -7,4 +7,6 @@ source tools/dev/env.sh
 ensure_env tests
 "$PYTHON" -m ruff check .
 if [ $# -eq 0 ]; then set -- -m "not slow"; fi
-"$PYTHON" -m pytest -q --durations=10 "$@"
+# one worker and one thread a core: most tests are too small for more threads
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+"$PYTHON" -m pytest -q -n auto --maxprocesses=8 --durations=10 "$@"
