@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import VISBACKENDS
+from mmengine.registry import VISBACKENDS, DefaultScope, init_default_scope
 
 import mmext.registry  # noqa: F401
 from mmext.compat.checkpoints import allow_own_checkpoints
@@ -122,6 +122,14 @@ def test_moving_average_and_compiled_backbone(root_dir, digits, tmp_path):
     torch.testing.assert_close(weight['plain'], weight['compiled'], atol=1e-5, rtol=1e-4)
 
 
+@pytest.fixture
+def scope():
+    init_default_scope('mmpretrain')
+    yield
+    DefaultScope._instance_dict.clear()
+
+
+@pytest.mark.usefixtures('scope')
 def test_mixins_name_things_that_exist(root_dir, tmp_path):
     for name in ('fsdp', 'deepspeed', 'compile', 'visualizers', 'ema'):
         config = tmp_path / f'{name}.py'
