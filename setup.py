@@ -80,7 +80,8 @@ setup(
         'matplotlib>=3.7',
     ],
     extras_require={
-        'tests': ['pytest>=8', 'pytest-xdist>=3.5', 'hypothesis>=6', 'ruff>=0.6', 'scikit-image>=0.22'],
+        'tests': ['pytest>=8', 'pytest-xdist>=3.5', 'hypothesis>=6', 'ruff>=0.6',
+                  'scikit-image>=0.22'],
         'pruning': ['torch-pruning>=1.5'],
         'export': ['onnx>=1.16', 'onnxruntime>=1.18', 'onnxscript'],
         'log': ['tensorboard', 'wandb'],

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,12 @@ def shared_dir() -> Path:
     if not (path / 'data').is_dir():
         pytest.skip(f'test data folder {path} is absent')
     return path
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """The command line tools, called in this process, forbid code in checkpoints for good."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

@@ -17,7 +17,7 @@ BLOCK = re.compile(r'(?:<!-- (run|file: \S+) -->\n)?```(\w+)\n(.*?)```', re.S)
 
 def blocks(doc, language=None):
     return [(mark, text) for mark, lang, text in BLOCK.findall(doc.read_text())
-            if language in (None, lang)]
+            if language in (None, lang) or (language, lang) == ('bash', 'shell')]
 
 
 def commands(text):

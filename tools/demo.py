@@ -16,6 +16,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
+from mmext.engine.launch import set_visualizer
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
 
@@ -95,6 +96,7 @@ def main(argv=None):
         raise SystemExit(f'error: default_scope={scope!r} of {args.config} is neither mmdet nor '
                          'mmpretrain')
     cfg.setdefault('test_dataloader', cfg.get('val_dataloader'))  # for its pipeline
+    set_visualizer(cfg)
     images = find_images(args.images)
     args.out_dir.mkdir(parents=True, exist_ok=True)
     run = (detector if scope == 'mmdet' else classifier)(args, cfg)

@@ -7,9 +7,18 @@ from copy import deepcopy
 
 import mmengine
 from mmengine.config import ConfigDict, DictAction
+from mmengine.dist import is_main_process
+from mmengine.model import is_model_wrapper
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.engine.launch import ConfigError, build_runner, load_config, one_clear_error
+from mmext.engine.checkpoint_check import check_fits
+from mmext.engine.launch import (
+    ConfigError,
+    build_runner,
+    load_config,
+    one_clear_error,
+    set_visualizer,
+)
 
 
 def parse_args():
@@ -38,15 +47,12 @@ def draw_predictions(cfg, folder):
     folder = osp.abspath(folder)
     if cfg.default_scope == 'mmdet':
         hook = dict(type='DetVisualizationHook', draw=True, test_out_dir=folder)
-        visualizer = dict(type='DetLocalVisualizer')
     else:
         hook = dict(type='VisualizationHook', enable=True, out_dir=folder)
-        visualizer = dict(type='UniversalVisualizer')
     cfg.setdefault('default_hooks', {})
     cfg.default_hooks.setdefault('visualization', {})
     cfg.default_hooks.visualization.update(hook)
-    if cfg.get('visualizer') is None:
-        cfg.visualizer = dict(visualizer, vis_backends=[dict(type='LocalVisBackend')])
+    set_visualizer(cfg)
 
 
 def augment_at_test_time(cfg):
@@ -77,6 +83,9 @@ def main():
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.out and not args.out.endswith(('.pkl', '.pickle', '.json')):
         raise ConfigError(f'--out {args.out!r} must end in .pkl (predictions) or .json (metrics).')
+    if args.tta and args.show_dir and cfg.default_scope == 'mmpretrain':
+        raise ConfigError('--tta and --show-dir exclude each other for classifiers: there is no '
+                          'one picture to draw on.')
     cfg.load_from = args.checkpoint
     _no_pretrained(cfg.model)
     if args.show_dir:
@@ -84,6 +93,8 @@ def main():
     if args.tta:
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
+    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+    check_fits(args.checkpoint, model.module if args.tta else model)
     if args.out and not args.out.endswith('.json'):
         if cfg.default_scope == 'mmdet':
             from mmdet.evaluation import DumpDetResults as Dump
@@ -91,7 +102,7 @@ def main():
             from mmengine.evaluator import DumpResults as Dump
         runner.test_evaluator.metrics.append(Dump(out_file_path=args.out))
     metrics = runner.test()
-    if args.out and args.out.endswith('.json'):
+    if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.dump(metrics, args.out)
 
 
@@ -99,7 +110,8 @@ def _no_pretrained(node):
     """The checkpoint under test replaces every initial one, which may not even be here."""
     if isinstance(node, dict):
         init = node.get('init_cfg')
-        if isinstance(init, dict) and init.get('type') == 'Pretrained':
+        if any(one.get('type') == 'Pretrained'
+               for one in (init if isinstance(init, (list, tuple)) else [init or {}])):
             node['init_cfg'] = None
         for value in node.values():
             _no_pretrained(value)

@@ -7,6 +7,7 @@ import zipfile
 
 import torch
 from mmengine.config import Config
+from torch import nn
 
 from mmext.compat.checkpoints import allow_own_checkpoints, code_is_allowed
 
@@ -61,6 +62,28 @@ def check_readable(path: str) -> None:
             reason = next((line for line in lines if line.startswith('Unsupported')), reason)
         raise ConfigError(f'{path} is damaged or no checkpoint that can be read without executing '
                           f'code in it: {reason}.{_others(path)}') from error
+
+
+def check_fits(path: str, model: nn.Module) -> None:
+    """Raise :class:`ConfigError` where a checkpoint under test lacks parameters of the model.
+
+    mmengine loads what matches and only logs the rest, so a file of another model would be tested
+    with random weights.
+    """
+    if '://' in path or not osp.isfile(path):
+        return
+    content = torch.load(path, map_location='cpu', weights_only=not code_is_allowed(),
+                         mmap=zipfile.is_zipfile(path))
+    state = content.get('state_dict', content.get('model', content))
+    state = {key.removeprefix('module.'): value for key, value in state.items()}
+    own = dict(model.named_parameters())
+    missing = [name for name in own if name not in state]
+    if missing:
+        raise ConfigError(
+            f'{path} lacks {len(missing)} of the {len(own)} parameters of this model '
+            f'({", ".join(missing[:3])}, ...): it is of another model or in another layout. '
+            'tools/model_converters/convert_vit.py turns timm, official and mmpretrain ViT files '
+            "into mmext's.")
 
 
 def _others(path: str) -> str:

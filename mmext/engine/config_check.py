@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from mmengine import registry as mmengine_registry
 from mmengine.config import Config
-from mmengine.registry import DefaultScope, Registry
+from mmengine.registry import Registry
 
 # Sections whose dicts are built by the registries, hence checkable.
 SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
@@ -112,10 +112,9 @@ def check_config(cfg: Config) -> None:
     config, some layers are looked up in torch or mmcv, not in a registry.
 
     Args:
-        cfg: A config whose ``default_scope`` is set and already active.
+        cfg: A config with its ``default_scope``.
     """
-    current = DefaultScope.get_current_instance()
-    scope = cfg.get('default_scope', 'mmengine') if current is None else current.scope_name
+    scope = cfg.get('default_scope', 'mmengine')
     for section in SECTIONS:
         for path, node in _walk(cfg.get(section), section):
             name = node['type']
@@ -177,6 +176,8 @@ def check_data_paths(cfg: Config, splits=('train', 'val', 'test')) -> None:
             ann = node.get('ann_file')
             if isinstance(ann, str) and ann and '://' not in ann:
                 _require(osp.join(root, ann), f'{path}.ann_file', path)
+            if root and '://' not in root and not node.get('download'):
+                _require(root, f'{path}.data_root', path)
             prefix = node.get('data_prefix') or {}
             if isinstance(prefix, str):  # mmpretrain; mmdet has {'img': folder}
                 prefix = {None: prefix}
@@ -197,7 +198,11 @@ def check_data_paths(cfg: Config, splits=('train', 'val', 'test')) -> None:
 
 
 def _require(file: str, name: str, path: str) -> None:
-    if not osp.exists(file):
-        kind = 'annotation file' if name.endswith('ann_file') else 'image folder'
-        raise ConfigError(f'{name}: the {kind} {file!r} does not exist. Set it with '
-                          f'--cfg-options {path}.data_root=DIR or {name}=PATH.')
+    if osp.exists(file):
+        return
+    kind = 'annotation file' if name.endswith('ann_file') else 'image folder'
+    cure = f'data_root=DIR (moves every path below it), {path}.data_root=DIR'
+    if not name.endswith('data_root'):
+        cure += f' or {name}=PATH'
+    raise ConfigError(f'{name}: the {kind} {file!r} does not exist. Set it with '
+                      f'--cfg-options {cure}. Nothing is downloaded.')

@@ -10,9 +10,11 @@ import traceback
 
 from mmengine.config import Config
 from mmengine.dist import get_dist_info
+from mmengine.hub import get_config
 from mmengine.registry import RUNNERS, init_default_scope
 from mmengine.runner import Runner
 
+import mmext
 from mmext.compat import checkpoints, cpu
 
 from .checkpoint_check import check_checkpoint_file
@@ -27,15 +29,16 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
     Raises:
         ConfigError: No such file, no valid Python, or no ``default_scope`` known to mmext.
     """
-    if not path.startswith(('http://', 'https://')) and not osp.exists(path):
-        near = glob.glob(osp.join(osp.dirname(path) or '.', '*.py'))
-        close = difflib.get_close_matches(path, near, n=1, cutoff=.4)
-        hint = f' Did you mean {close[0]!r}?' if close else ''
+    if '::' not in path and not osp.exists(path):
+        near = {osp.basename(f): f for f in glob.glob(osp.join(osp.dirname(path) or '.', '*.py'))}
+        close = difflib.get_close_matches(osp.basename(path), near, n=1)
+        hint = f' Did you mean {near[close[0]]!r}?' if close else ''
         raise ConfigError(f'config {path!r} does not exist.{hint}')
     try:
-        cfg = Config.fromfile(path)
-    except (SyntaxError, NameError, KeyError, FileNotFoundError) as error:
+        cfg = get_config(path) if '::' in path else Config.fromfile(path)
+    except (SyntaxError, NameError, KeyError, FileNotFoundError, ValueError) as error:
         raise ConfigError(f'config {path!r} cannot be read: {error}') from error
+    drop_own_scope(cfg._cfg_dict)
     if options:
         try:
             if 'data_root' in options and isinstance(cfg.get('data_root'), str):
@@ -53,6 +56,20 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
     elif cfg.get('work_dir') is None:
         cfg.work_dir = osp.join('work_dirs', osp.splitext(osp.basename(path))[0])
     return cfg
+
+
+def drop_own_scope(node) -> None:
+    """Undo the scope that mmengine gives to a base config found by name (``mmext::...``).
+
+    mmext's configs are of scope mmdet or mmpretrain and write ``mmext.`` where they mean it.
+    """
+    if isinstance(node, dict):
+        if node.get('_scope_') == 'mmext':
+            node.pop('_scope_')
+        node = list(node.values())
+    if isinstance(node, (list, tuple)):
+        for value in node:
+            drop_own_scope(value)
 
 
 def move_data_root(node, old: str, new: str) -> None:
@@ -90,6 +107,13 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     return runner
 
 
+def set_visualizer(cfg: Config) -> None:
+    """Give a config that names no visualizer the one that its scope draws with."""
+    if cfg.get('visualizer') is None:
+        name = 'DetLocalVisualizer' if cfg.default_scope == 'mmdet' else 'UniversalVisualizer'
+        cfg.visualizer = dict(type=name, vis_backends=[dict(type='LocalVisBackend')])
+
+
 def refuse_damaged_images(runner: Runner) -> None:
     """Let the Runner's data sets load images by ``mmext.LoadImageFromFile``.
 
@@ -121,6 +145,16 @@ def root_cause(error: BaseException) -> BaseException:
     return error
 
 
+def written_for_the_user(error: BaseException) -> bool:
+    """Whether the message is enough by itself: mmext's own errors, and bad values it refused."""
+    if type(error).__module__.startswith('mmext.'):
+        return True
+    where = traceback.extract_tb(error.__traceback__)
+    ours = (osp.dirname(mmext.__file__), osp.dirname(osp.abspath(sys.argv[0])))
+    return isinstance(error, ValueError) and bool(where) and osp.abspath(
+        where[-1].filename).startswith(ours)
+
+
 @contextlib.contextmanager
 def one_clear_error():
     """End the process with status 1 and the cause as last line; details stay above it."""
@@ -131,7 +165,7 @@ def one_clear_error():
         raise SystemExit(130) from None
     except Exception as error:
         cause = root_cause(error)
-        if type(cause).__module__.startswith('mmext.'):  # written for the user: enough by itself
+        if written_for_the_user(cause):
             if get_dist_info()[0] == 0:
                 print(f'error: {cause}', file=sys.stderr)
             raise SystemExit(1) from None

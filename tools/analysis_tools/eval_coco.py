@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -123,6 +124,8 @@ def class_aps(run: COCOeval, gt: COCO) -> dict[str, float]:
 
 def main(argv=None):
     args = parse_args(argv)
+    if not Path(args.gt).is_file():
+        raise SystemExit(f'error: --gt {args.gt} does not exist')
     with contextlib.redirect_stdout(io.StringIO()):
         gt = COCO(args.gt)
     results = [one for path in args.results for one in load_results(path, gt, args.classes)]

@@ -21,6 +21,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.analysis.flop_counter import count_by_part, drop_values
+from mmext.engine.launch import load_config, one_clear_error
 
 UNITS = ('GFLOPs = 2 x MACs / 1e9 of convolutions, linear layers, matrix products and attention; '
          'no softmax, normalisation, activation, top-k or gather.')
@@ -100,9 +101,7 @@ def parameters(model, part: str) -> int:
 
 
 def analyse(args) -> dict:
-    cfg = Config.fromfile(args.config)
-    if args.cfg_options:
-        cfg.merge_from_dict(args.cfg_options)
+    cfg = load_config(args.config, args.cfg_options, None, 'none')
     model = build_model(cfg)
     if args.keep_ratio:
         if not hasattr(model.backbone, 'set_keep_ratio'):
@@ -170,4 +169,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    main()
+    with one_clear_error():
+        main()

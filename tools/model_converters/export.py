@@ -17,12 +17,13 @@ import sys
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
-from mmengine.registry import MODELS, init_default_scope
+from mmengine.config import DictAction
+from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.checkpoints.files import read_state_dict
+from mmext.engine.launch import load_config, one_clear_error
 
 SUFFIX = {'onnx': '.onnx', 'torch_export': '.pt2'}
 
@@ -87,10 +88,7 @@ def parse_args(argv=None):
 
 def build_part(args) -> tuple[Exportable, tuple[int, int]]:
     """The part to export in eval mode with its weights, and the size of its input."""
-    cfg = Config.fromfile(args.config)
-    if args.cfg_options:
-        cfg.merge_from_dict(args.cfg_options)
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    cfg = load_config(args.config, args.cfg_options, None, 'none')
     config = cfg.model.copy()
     if cfg.get('data_preprocessor') is not None:
         config.setdefault('data_preprocessor', cfg.data_preprocessor)
@@ -200,4 +198,5 @@ def main(argv=None) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    with one_clear_error():
+        sys.exit(main())

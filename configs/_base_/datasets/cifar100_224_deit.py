@@ -2,7 +2,8 @@
 
 _base_ = './cifar10_224_deit.py'
 
+data_root = 'data/cifar100'
 data_preprocessor = dict(num_classes=100)
-train_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
-val_dataloader = dict(dataset=dict(type='CIFAR100', data_root='data/cifar100'))
+train_dataloader = dict(dataset=dict(type='CIFAR100', data_root=data_root, download=False))
+val_dataloader = dict(dataset=dict(type='CIFAR100', data_root=data_root, download=False))
 test_dataloader = val_dataloader

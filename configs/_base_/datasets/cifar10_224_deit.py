@@ -1,5 +1,6 @@
 """CIFAR-10 at 224 pixels for the transfer of DeiT; augmentation is our choice (DeiT's)."""
 
+data_root = 'data/cifar10'
 data_preprocessor = dict(
     num_classes=10,
     mean=[123.675, 116.28, 103.53],
@@ -29,13 +30,16 @@ train_dataloader = dict(
     num_workers=8,
     persistent_workers=True,
     dataset=dict(
-        type='CIFAR10', data_root='data/cifar10', split='train', pipeline=train_pipeline),
+        type='CIFAR10', data_root=data_root, download=False, split='train',
+        pipeline=train_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=True))
 val_dataloader = dict(
     batch_size=128,
     num_workers=8,
     persistent_workers=True,
-    dataset=dict(type='CIFAR10', data_root='data/cifar10', split='test', pipeline=test_pipeline),
+    dataset=dict(
+        type='CIFAR10', data_root=data_root, download=False, split='test',
+        pipeline=test_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=False))
 val_evaluator = dict(type='Accuracy', topk=(1, 5))
 test_dataloader = val_dataloader

@@ -4,6 +4,7 @@ torchvision's transforms, as there: random resized crop, flip, RandAugment(2, 14
 test images are squeezed to 224 x 224.
 """
 
+data_root = 'data/food-101'
 data_preprocessor = dict(
     num_classes=101,
     mean=[123.675, 116.28, 103.53],
@@ -32,13 +33,13 @@ train_dataloader = dict(
     num_workers=8,
     persistent_workers=True,
     dataset=dict(
-        type='Food101', data_root='data/food-101', split='train', pipeline=train_pipeline),
+        type='Food101', data_root=data_root, split='train', pipeline=train_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=True))
 val_dataloader = dict(
     batch_size=256,
     num_workers=8,
     persistent_workers=True,
-    dataset=dict(type='Food101', data_root='data/food-101', split='test', pipeline=test_pipeline),
+    dataset=dict(type='Food101', data_root=data_root, split='test', pipeline=test_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=False))
 val_evaluator = dict(type='Accuracy', topk=(1, 5))
 test_dataloader = val_dataloader

@@ -11,6 +11,7 @@ Mixup .2, CutMix 1.0 and label smoothing .1 are in the model configs. Interpolat
 as in torchvision's reference scripts: our choice.
 """
 
+data_root = 'data/imagenet100'
 classes = '{{ fileDirname }}/imagenet100_classes.txt'
 data_preprocessor = dict(
     num_classes=100,
@@ -41,7 +42,7 @@ train_dataloader = dict(
     persistent_workers=True,
     dataset=dict(
         type='ImageNet',
-        data_root='data/imagenet100',
+        data_root=data_root,
         split='train',
         classes=classes,
         pipeline=train_pipeline),
@@ -52,7 +53,7 @@ val_dataloader = dict(
     persistent_workers=True,
     dataset=dict(
         type='ImageNet',
-        data_root='data/imagenet100',
+        data_root=data_root,
         split='val',
         classes=classes,
         pipeline=test_pipeline),

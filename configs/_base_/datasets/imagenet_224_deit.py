@@ -4,6 +4,7 @@ DeiT's colour jitter (.3) is not here: timm drops it when RandAugment is on. Mix
 and label smoothing .1 are in the model configs.
 """
 
+data_root = 'data/imagenet'
 data_preprocessor = dict(
     num_classes=1000,
     mean=[123.675, 116.28, 103.53],
@@ -47,14 +48,14 @@ train_dataloader = dict(
     num_workers=8,
     persistent_workers=True,
     dataset=dict(
-        type='ImageNet', data_root='data/imagenet', split='train', pipeline=train_pipeline),
+        type='ImageNet', data_root=data_root, split='train', pipeline=train_pipeline),
     sampler=dict(type='RepeatAugSampler', num_repeats=3))
 val_dataloader = dict(
     batch_size=128,
     num_workers=8,
     persistent_workers=True,
     dataset=dict(
-        type='ImageNet', data_root='data/imagenet', split='val', pipeline=test_pipeline),
+        type='ImageNet', data_root=data_root, split='val', pipeline=test_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=False))
 val_evaluator = dict(type='Accuracy', topk=(1, 5))
 test_dataloader = val_dataloader

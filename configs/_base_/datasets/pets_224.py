@@ -4,6 +4,7 @@ torchvision's transforms, as there: random resized crop, flip, RandAugment(2, 14
 test images are squeezed to 224 x 224.
 """
 
+data_root = 'data/Oxford-IIIT_Pets'
 data_preprocessor = dict(
     num_classes=37,
     mean=[123.675, 116.28, 103.53],
@@ -33,7 +34,7 @@ train_dataloader = dict(
     persistent_workers=True,
     dataset=dict(
         type='OxfordIIITPet',
-        data_root='data/Oxford-IIIT_Pets',
+        data_root=data_root,
         split='trainval',
         pipeline=train_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=True))
@@ -43,7 +44,7 @@ val_dataloader = dict(
     persistent_workers=True,
     dataset=dict(
         type='OxfordIIITPet',
-        data_root='data/Oxford-IIIT_Pets',
+        data_root=data_root,
         split='test',
         pipeline=test_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=False))

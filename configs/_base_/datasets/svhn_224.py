@@ -8,6 +8,7 @@ Options: without flips  --cfg-options train_dataloader.dataset.pipeline.2.p=0
          extra images   --cfg-options train_dataloader.dataset.split=train+extra
 """
 
+data_root = 'data/svhn'
 data_preprocessor = dict(
     num_classes=10,
     mean=[123.675, 116.28, 103.53],
@@ -34,13 +35,13 @@ train_dataloader = dict(
     num_workers=8,
     persistent_workers=True,
     dataset=dict(
-        type='mmext.SVHN', data_root='data/svhn', split='train', pipeline=train_pipeline),
+        type='mmext.SVHN', data_root=data_root, split='train', pipeline=train_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=True))
 val_dataloader = dict(
     batch_size=256,
     num_workers=8,
     persistent_workers=True,
-    dataset=dict(type='mmext.SVHN', data_root='data/svhn', split='test', pipeline=test_pipeline),
+    dataset=dict(type='mmext.SVHN', data_root=data_root, split='test', pipeline=test_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=False))
 val_evaluator = dict(type='Accuracy', topk=(1, ))
 test_dataloader = val_dataloader

@@ -200,7 +200,7 @@ class BiasPrunedViT(TokenBackbone):
                  tau: float | None = None, tau_val: float | Literal['same'] | None = 'same',
                  train_mode: str = 'mask', val_mode: str = 'gather', gather: str = 'auto',
                  keep_cls: bool = False, num_qk_free: int = 0, window_size: int = 0,
-                 global_blocks: Sequence[int] = (2, 5, 8, 11), rel_pos: bool = False,
+                 global_blocks: Sequence[int] | None = None, rel_pos: bool = False,
                  tome_r: int | Sequence | None = 0, tome_prop_attn: bool = True,
                  tome_rank_by_size: bool = False,
                  use_valid_mask: bool = False, trainable: Literal['all', 'attn'] = 'all',
@@ -211,8 +211,10 @@ class BiasPrunedViT(TokenBackbone):
         patch_size = patch_size or spec.get('patch_size', 16)
         dim, depth, heads = spec['embed_dim'], spec['depth'], spec['num_heads']
         super().__init__(depth, patch_size, out_indices, out_type, frozen_stages, with_cp, init_cfg)
-        windowed = set(range(depth)) - set(resolve_indices(
-            [i for i in global_blocks if i < depth], depth)) if window_size else set()
+        if global_blocks is None:  # as ViTDet: the last block of each quarter
+            global_blocks = [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+        windowed = set(range(depth)) - set(
+            resolve_indices(global_blocks, depth)) if window_size else set()
         tome_r = merge_schedule(tome_r or 0, depth)
         self._check(with_cls_token, patch_stem, pos_init, fc_norm, final_norm, num_qk_free,
                     windowed, rel_pos, tome_r, trainable)
