@@ -337,7 +337,7 @@ class BiasPrunedViT(TokenBackbone):
 
     def set_tome(self, r: int | Sequence, prop_attn: bool | None = None) -> None:
         """Change token merging; 0 switches it off."""
-        r = merge_schedule(r, self.depth)
+        r = merge_schedule(r or 0, self.depth)
         if any(r) and (self.windowed or self.blocks[0].attn.rel_pos_h is not None):
             raise ValueError('token merging dissolves the grid that windows and relative '
                              'positions need')
