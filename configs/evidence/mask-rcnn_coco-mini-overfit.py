@@ -1,4 +1,4 @@
-"""Overfits 64 COCO images with a narrow Mask R-CNN on a bias-pruned ViT-S; half an hour.
+"""Overfits 64 COCO images with a narrow Mask R-CNN on a bias-pruned ViT-S; about half an hour.
 
 A check that detection learns, not a result: validation is on the training images themselves, the
 test data are 42 other images. 160 x 160 pixels (100 tokens, of which the blocks keep 90 down to
