@@ -171,8 +171,9 @@ class BiasPrunedViT(TokenBackbone):
         keep_ratio_val: the same for validation alone; 'same' takes ``keep_ratio``.
         tau, tau_val: probability threshold instead of a ratio.
         num_qk_free: the last m blocks attend by the bias alone and have no query and key weights.
-        window_size, global_blocks: ViTDet: windows in all blocks but ``global_blocks``; pruning
-            happens in the global blocks only. 0 makes every block global.
+        window_size, global_blocks: ViTDet: windows in all blocks but ``global_blocks`` (default:
+            the last of each quarter of the depth); pruning happens in the global blocks only. A
+            window size of 0 makes every block global.
         rel_pos: decomposed relative positions, as ViTDet.
         tome_r: tokens merged per block at 196 patch tokens (224 pixels, patch 16), scaled with the
             number of tokens; a number, (r, inflect) or one entry a block.
@@ -212,7 +213,8 @@ class BiasPrunedViT(TokenBackbone):
         dim, depth, heads = spec['embed_dim'], spec['depth'], spec['num_heads']
         super().__init__(depth, patch_size, out_indices, out_type, frozen_stages, with_cp, init_cfg)
         if global_blocks is None:  # as ViTDet: the last block of each quarter
-            global_blocks = [depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+            quarters = (1, 2, 3, 4) if depth >= 4 else (4,)
+            global_blocks = [depth * quarter // 4 - 1 for quarter in quarters]
         windowed = set(range(depth)) - set(
             resolve_indices(global_blocks, depth)) if window_size else set()
         tome_r = merge_schedule(tome_r or 0, depth)
