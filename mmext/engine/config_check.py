@@ -138,10 +138,9 @@ def check_config(cfg: Config) -> None:
 
 def check_checkpoints(cfg: Config) -> None:
     """Raise :class:`ConfigError` where a local checkpoint named in the config does not exist."""
-    for key in ('load_from',):
-        value = cfg.get(key)
-        if value and '://' not in value and not osp.exists(value):
-            raise ConfigError(f'{key} = {value!r} does not exist.')
+    value = cfg.get('load_from')
+    if value and '://' not in value and not osp.exists(value):
+        raise ConfigError(f'load_from = {value!r} does not exist.')
 
     def visit(node, path):
         if isinstance(node, dict):

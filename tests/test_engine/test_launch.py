@@ -1,0 +1,63 @@
+"""Loading configs, fitting checkpoints: faults that were silent before they were found."""
+
+import pytest
+import torch
+from mmengine.config import Config
+from torch import nn
+
+import mmext.registry  # noqa: F401
+from mmext.engine.checkpoint_check import check_fits
+from mmext.engine.config_check import ConfigError, check_config, check_data_paths
+from mmext.engine.launch import load_config, set_visualizer
+from mmext.models import BiasPrunedViT
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    model, path = nn.Linear(2, 2), tmp_path / 'x.pth'
+    torch.save(dict(state_dict={f'module.{k}': v for k, v in model.state_dict().items()}), path)
+    check_fits(str(path), model)
+    torch.save(dict(state_dict=dict(other=torch.ones(2))), path)
+    with pytest.raises(ConfigError, match=r'lacks 2 of the 2 parameters .*convert_vit'):
+        check_fits(str(path), model)
+
+
+def test_base_config_by_name_keeps_its_scope(tmp_path):
+    """mmengine would look mmpretrain's types up in mmext."""
+    path = tmp_path / 'mine.py'
+    path.write_text("_base_ = 'mmext::quickstart/digits_cls.py'\n")
+    cfg = load_config(str(path), None, None, 'none')
+    check_config(cfg)
+    assert '_scope_' not in cfg.train_dataloader.dataset
+    assert load_config('mmext::quickstart/digits_cls.py', None, None, 'none').model == cfg.model
+
+
+def test_data_root_moves_every_path_below_it(root_dir):
+    name = root_dir / 'configs' / 'quickstart' / 'digits_mask_rcnn.py'
+    cfg = load_config(str(name), dict(data_root='/elsewhere'), None, 'none')
+    assert cfg.train_dataloader.dataset.data_root.rstrip('/') == '/elsewhere'
+    assert cfg.test_evaluator.ann_file == '/elsewhere/annotations/instances_val.json'
+
+
+@pytest.mark.parametrize('scope, name', [
+    ('mmdet', 'DetLocalVisualizer'), ('mmpretrain', 'UniversalVisualizer')])
+def test_configs_without_visualizer_can_draw(scope, name):
+    cfg = Config(dict(default_scope=scope))
+    set_visualizer(cfg)
+    assert cfg.visualizer.type == name
+
+
+def test_missing_data_root_is_named_and_nothing_is_downloaded(root_dir, tmp_path):
+    for path in sorted((root_dir / 'configs' / '_base_' / 'datasets').glob('cifar*.py')):
+        cfg = Config.fromfile(path)
+        assert cfg.train_dataloader.dataset.download is False, path
+        cfg.train_dataloader.dataset.data_root = str(tmp_path / 'none')
+        with pytest.raises(ConfigError, match=r'data_root: .*none.* does not exist'):
+            check_data_paths(cfg, ('train', ))
+
+
+@pytest.mark.parametrize('depth, blocks', [(12, {2, 5, 8, 11}), (24, {5, 11, 17, 23}), (2, {1})])
+def test_default_global_blocks_end_each_quarter(depth, blocks):
+    model = BiasPrunedViT(
+        dict(embed_dim=16, depth=depth, num_heads=2), img_size=32, with_cls_token=False,
+        out_type='featmap', window_size=2)
+    assert set(range(depth)) - model.windowed == blocks
