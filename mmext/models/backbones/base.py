@@ -197,3 +197,28 @@ def resolve_indices(indices: int | Iterable[int] | None, depth: int) -> tuple[in
         if not -depth <= index < depth:
             raise ValueError(f'block index {index} is out of range for a depth of {depth}')
     return tuple(index % depth for index in given)
+
+
+def resolve_arch(arch: str | dict, archs: dict[tuple[str, ...], dict], keys: set[str]) -> dict:
+    """Size of a body by name or dict.
+
+    Args:
+        arch: one of the aliases in ``archs``, or a dict of embed_dim, depth, num_heads, ...
+        archs: aliases -> embed_dim, depth, num_heads, ...
+        keys: what a dict may hold.
+
+    Raises:
+        ValueError: the name is unknown, or the dict has missing or unknown keys.
+    """
+    if isinstance(arch, str):
+        for names, spec in archs.items():
+            if arch.lower().replace('_', '-') in names:
+                return spec
+        known = [names[0] for names in archs]
+        raise ValueError(f'arch={arch!r} is unknown; choose one of {known} or give a dict')
+    missing = {'embed_dim', 'depth', 'num_heads'} - set(arch)
+    unknown = set(arch) - keys
+    if missing or unknown:
+        raise ValueError(f'arch: missing {sorted(missing)}, unknown {sorted(unknown)}; '
+                         f'known are {sorted(keys)}')
+    return dict(arch)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mmext.checkpoints.vit import LoadReport, fit_positions, load_vit
 from mmext.layers.biased_attention import BiasedAttention
-from mmext.models.backbones.base import TokenBackbone, resolve_indices
+from mmext.models.backbones.base import TokenBackbone, resolve_arch, resolve_indices
 from mmext.ops.column_selection import keep_ratio_schedule
 from mmext.ops.position_grid import resize_position_grid, sincos_position_grid
 from mmext.ops.token_merging import (
@@ -208,7 +208,7 @@ class BiasPrunedViT(TokenBackbone):
                  drop_path_rate: float = 0.0, drop_rate: float = 0.0, attn_drop_rate: float = 0.0,
                  frozen_stages: int = -1, with_cp: bool = False,
                  init_cfg: dict | list | None = None):
-        spec = resolve_arch(arch)
+        spec = resolve_arch(arch, ARCHS, ARCH_KEYS)
         patch_size = patch_size or spec.get('patch_size', 16)
         dim, depth, heads = spec['embed_dim'], spec['depth'], spec['num_heads']
         super().__init__(depth, patch_size, out_indices, out_type, frozen_stages, with_cp, init_cfg)
@@ -426,19 +426,3 @@ class BiasPrunedViT(TokenBackbone):
             if hasattr(self, 'pos_grid'):
                 state_dict[prefix + 'pos_grid'] = self.pos_grid
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def resolve_arch(arch: str | dict) -> dict:
-    """Name or dict -> embed_dim, depth, num_heads, ...; ValueError names what is wrong."""
-    if isinstance(arch, str):
-        for names, spec in ARCHS.items():
-            if arch.lower().replace('_', '-') in names:
-                return spec
-        known = [names[0] for names in ARCHS]
-        raise ValueError(f'arch={arch!r} is unknown; choose one of {known} or give a dict')
-    missing = {'embed_dim', 'depth', 'num_heads'} - set(arch)
-    unknown = set(arch) - ARCH_KEYS
-    if missing or unknown:
-        raise ValueError(f'arch: missing {sorted(missing)}, unknown {sorted(unknown)}; '
-                         f'known are {sorted(ARCH_KEYS)}')
-    return dict(arch)

@@ -27,7 +27,7 @@ from mmext.layers.dmsa import DMSA
 from mmext.layers.gated_mhsa import GatedMHSA
 from mmext.layers.mssa import MSSA
 from mmext.layers.tssa import TSSA
-from mmext.models.backbones.base import TokenBackbone, resolve_indices
+from mmext.models.backbones.base import TokenBackbone, resolve_arch, resolve_indices
 from mmext.registry import MODELS
 
 ARCHS = {  # aliases: embed_dim, depth, num_heads, eta
@@ -180,7 +180,7 @@ class DMST(TokenBackbone):
                  qkv_bias: bool | None = None, drop_path_rate: float = 0., drop_rate: float = 0.,
                  attn_drop_rate: float = 0., frozen_stages: int = -1, with_cp: bool = False,
                  init_cfg: dict | list | None = None):
-        spec = resolve_arch(arch)
+        spec = resolve_official(arch)
         patch_size = patch_size or spec.get('patch_size', 16)
         super().__init__(spec['depth'], patch_size, out_indices, out_type, frozen_stages, with_cp,
                          init_cfg)
@@ -330,20 +330,14 @@ def sync_across_gpus(module: nn.Module) -> nn.Module:
     return module
 
 
-def resolve_arch(arch: str | dict) -> dict:
-    """Name or dict -> embed_dim, depth, num_heads, ...; ValueError names what is wrong."""
+def resolve_official(arch: str | dict) -> dict:
+    """``resolve_arch`` that also reads official names, 'tost_cab_<size>_p<patch size>'."""
+    patch = None
     if isinstance(arch, str):
         name = arch.lower().replace('_', '-')
         name = name.removeprefix('tost-').removeprefix('dmst-').removeprefix('cab-')
         patch = re.search(r'-p(8|16)$', name)
-        for names, spec in ARCHS.items():
-            if name[:patch.start() if patch else None] in names:
-                return spec | (dict(patch_size=int(patch[1])) if patch else {})
-        known = [names[0] for names in ARCHS]
-        raise ValueError(f'arch={arch!r} is unknown; choose one of {known} or give a dict')
-    missing = {'embed_dim', 'depth', 'num_heads'} - set(arch)
-    unknown = set(arch) - ARCH_KEYS
-    if missing or unknown:
-        raise ValueError(f'arch: missing {sorted(missing)}, unknown {sorted(unknown)}; '
-                         f'known are {sorted(ARCH_KEYS)}')
-    return dict(arch)
+        name = name[:patch.start() if patch else None]
+        arch = name if any(name in names for names in ARCHS) else arch  # errors name the given one
+    spec = resolve_arch(arch, ARCHS, ARCH_KEYS)
+    return spec | (dict(patch_size=int(patch[1])) if patch else {})
