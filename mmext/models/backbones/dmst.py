@@ -247,7 +247,7 @@ class DMST(TokenBackbone):
         else:
             mask = F.pad(mask, (0, x.shape[-1] - mask.shape[-1], 0, x.shape[-2] - mask.shape[-2]))
             x = masked_stem(self.patch_embed.proj, x, mask > 0)
-        x = x.flatten(2).transpose(1, 2)
+        x = x.flatten(2).transpose(1, 2).contiguous()  # else every norm of the network copies
         if self.pos_embeder is not None:
             x = x + self.pos_embeder(hw, valid)
         return self.pos_drop(x), hw, valid
