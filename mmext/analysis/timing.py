@@ -108,27 +108,34 @@ def _quiet_stderr():
 
 
 def saved_bytes(function: Callable[[], object], ignore: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd keeps for backward during one forward call; each storage counts once.
+    """Bytes that autograd keeps for backward during one forward call.
+
+    Every storage counts once and in full, however many tensors or views of it are saved: that is
+    the memory which stays allocated. Parameters do not count, they are there anyway; a copy of one
+    (autocast's, for one) does.
 
     Args:
-        ignore: tensors that exist anyway (parameters, the input).
+        function: the forward pass; its input should require a gradient, as inside a model.
+        ignore: further tensors that exist anyway, such as the input.
     """
-    seen = {tensor.untyped_storage().data_ptr() for tensor in ignore}
-    keep_alive, total = [], 0
+    known = {tensor.untyped_storage().data_ptr() for tensor in ignore}
+    kept = {}  # holding the tensors keeps an address from being used twice
 
     def pack(tensor: Tensor) -> Tensor:
-        nonlocal total
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            keep_alive.append(tensor)  # or its address could be handed out again
-            total += storage.nbytes()
+        address = tensor.untyped_storage().data_ptr()
+        if address not in known and not _is_parameter(tensor):
+            kept[tensor.device, address] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = function()
+    total = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     del result
     return total
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
 def training_step(module: nn.Module, x: Tensor) -> Callable[[], None]:

@@ -33,8 +33,9 @@ from mmext.ops.precision import no_autocast
 
 # Picking rows of x and projecting them per head beats projecting everything and picking k and v up
 # to this ratio k/N, on CPU. Measured on two cores, fp32, attention layer, time after / time before:
-# N=4,096 d=384: 1.33 at ratio .1, 1.10 at .3, 1.04 at .5, 1.02 at .68, .97 at .9; d=192: 1.01 at .5,
-# 1.00 at .68; d=768: 1.08 at .5, 1.01 at .61, .98 at .68; N=1,024 d=384: 1.55, 1.26, 1.14, 1.05, .98.
+# N=4,096 d=384: 1.33 at ratio .1, 1.10 at .3, 1.04 at .5, 1.02 at .68, .97 at .9;
+# d=192: 1.01 at .5, 1.00 at .68; d=768: 1.08 at .5, 1.01 at .61, .98 at .68;
+# N=1,024 d=384: 1.55, 1.26, 1.14, 1.05, .98; forward and backward 1.48, 1.22, 1.10, 1.03, .98.
 # Elsewhere products are cheap beside memory traffic (H*k*C gathered numbers against 2*k*C), and the
 # form is not chosen unasked.
 BEFORE_RATIO = 0.65
@@ -63,8 +64,7 @@ class BiasedAttention(nn.Module):
         train_mode, val_mode: 'mask' attends over N x N with dropped columns at -inf, 'gather' over
             the kept columns only. Equal in value and gradient.
         gather: where the gathered form gathers: 'after' the projection to k and v, 'before' it
-            (rows of x), or 'auto': on CPU in evaluation by the ratio (see BEFORE_RATIO), else
-            'after'.
+            (rows of x), or 'auto': on CPU by the ratio (see BEFORE_RATIO), else 'after'.
         keep_cls: prefix tokens are always kept, within k.
         rank_by_size: under token merging columns are ranked by b + log size instead of b.
         query_key_free: A = softmax(1 b^T). Query and key weights do not exist; the projection
@@ -289,7 +289,7 @@ class BiasedAttention(nn.Module):
 
     def _before(self, ratio: float, device: torch.device) -> bool:
         if self.gather == 'auto':
-            return not self.training and device.type == 'cpu' and ratio <= BEFORE_RATIO
+            return device.type == 'cpu' and ratio <= BEFORE_RATIO
         return self.gather == 'before'
 
     def _relative_logits(self, q: Tensor, hw: tuple[int, int], index: Tensor | None) -> Tensor:

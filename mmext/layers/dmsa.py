@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmext.layers.tssa import check_heads, drop_factors, may_overwrite, split_heads
+from mmext.ops.precision import autocast_copy
 from mmext.ops.rope import ROPE_MODES, apply_rope, rope_angles
 from mmext.ops.token_statistics import check_options, dmsa, membership_logits
 
@@ -104,7 +105,7 @@ class DMSA(nn.Module):
                 (B, H, P) and v (B, H, N, P; after RoPE).
         """
         overwrite = may_overwrite(self.qkv, return_intermediates)
-        x_proj = _autocast_copy(x)
+        x_proj = autocast_copy(x)  # one copy, which both projections keep for backward
         v = split_heads(self.qkv(x_proj), self.num_heads)
         if hw is not None and self.rope in ('feature', 'both'):
             v = apply_rope(v, hw, *self.rope_args, inplace=overwrite)
@@ -126,11 +127,3 @@ class DMSA(nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         return {'temp'} if self.temp is not None else set()
-
-
-def _autocast_copy(x: Tensor) -> Tensor:
-    """x in the autocast dtype, made once so that both projections can share it for backward."""
-    device = x.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return x
-    return x.to(torch.get_autocast_dtype(device)) if x.dtype == torch.float32 else x

@@ -19,6 +19,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mmext.ops.precision import autocast_copy
 
 # Exactly zero weight after softmax without the NaN that inf * 0 gives in a channel's gradient.
 DROPPED = {torch.float16: -6e4, torch.bfloat16: -1e30, torch.float32: -1e30, torch.float64: -1e30}
@@ -194,15 +197,58 @@ def project_kept_kv(x: Tensor, index: Tensor, weight: Tensor,
     width = dim // heads
     row = index + torch.arange(batch, device=index.device).view(-1, 1, 1) * num_tokens
     row = row.transpose(0, 1).reshape(heads, -1)
-    weight = weight.view(2, heads, width, dim).transpose(0, 1).reshape(heads, 2 * width, dim)
-    step = max(1, GATHERED_NUMBERS // (batch * kept * dim))
-    out = []
-    for first in range(0, heads, step):  # as many heads at once as stay near the cache
-        part = slice(first, first + step)
-        rows = x.reshape(-1, dim).index_select(0, row[part].flatten())
-        out.append(torch.bmm(rows.view(-1, batch * kept, dim), weight[part].transpose(1, 2)))
-    out = out[0] if len(out) == 1 else torch.cat(out)
+    x, weight = autocast_copy(x.reshape(-1, dim)), autocast_copy(weight)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        out = _ProjectRows.apply(x, row, weight)
+    else:
+        out = _project_rows(x, row, weight)
     if bias is not None:
         out = out + bias.view(2, heads, width).transpose(0, 1).reshape(heads, 1, -1).to(out.dtype)
     k, v = out.view(heads, batch, kept, 2, width).permute(3, 1, 0, 2, 4).unbind(0)
     return k, v
+
+
+def _project_rows(x: Tensor, row: Tensor, weight: Tensor) -> Tensor:
+    """x (M, C), row (H, R), weight (2*C, C) -> keys and values of the rows, (H, R, 2*D)."""
+    weight = _by_head(weight, len(row))
+    out = [torch.bmm(_rows(x, row[part]), weight[part].transpose(1, 2))
+           for part in _few_heads(x, row)]
+    return out[0] if len(out) == 1 else torch.cat(out)
+
+
+class _ProjectRows(torch.autograd.Function):
+    """``_project_rows``; backward picks the H * R * C numbers of its rows again."""
+
+    @staticmethod
+    def forward(ctx, x, row, weight):
+        ctx.save_for_backward(x, row, weight)
+        return _project_rows(x, row, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, row, weight = ctx.saved_tensors
+        weight = _by_head(weight, len(row))
+        grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
+        for part in _few_heads(x, row):
+            grad_weight[part] = torch.bmm(grad[part].transpose(1, 2), _rows(x, row[part]))
+            grad_rows = torch.bmm(grad[part], weight[part])
+            grad_x.index_add_(0, row[part].flatten(), grad_rows.flatten(0, 1))
+        grad_weight = grad_weight.unflatten(1, (2, -1)).transpose(0, 1)
+        return grad_x, None, grad_weight.reshape(-1, x.shape[1])
+
+
+def _by_head(weight: Tensor, heads: int) -> Tensor:
+    """(2*C, C), keys before values -> (H, 2*D, C)."""
+    dim = weight.shape[1]
+    return weight.view(2, heads, -1, dim).transpose(0, 1).reshape(heads, -1, dim)
+
+
+def _rows(x: Tensor, row: Tensor) -> Tensor:
+    return x.index_select(0, row.flatten()).view(*row.shape, -1)
+
+
+def _few_heads(x: Tensor, row: Tensor) -> list[slice]:
+    """Slices of as many heads at once as stay near the cache."""
+    step = max(1, GATHERED_NUMBERS // max(1, row.shape[1] * x.shape[1]))
+    return [slice(first, first + step) for first in range(0, row.shape[0], step)]

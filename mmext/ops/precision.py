@@ -12,3 +12,11 @@ def no_autocast(x: Tensor):
     if not torch.amp.is_autocast_available(device):  # meta tensors of shape and FLOP counters
         return nullcontext()
     return torch.autocast(device, enabled=False)
+
+
+def autocast_copy(x: Tensor) -> Tensor:
+    """x in the autocast dtype where autocast is on: made once, shared by several products."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device)) if x.dtype == torch.float32 else x

@@ -7,6 +7,7 @@ arXiv 2601.17042; see ``mmext.layers.dmsa`` for the choice made here.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -16,20 +17,29 @@ ROPE_MODES = ('axial', 'raster')
 def rope_angles(hw: tuple[int, int], head_dim: int, mode: str = 'axial', base: float = 10000.,
                 device=None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Angles (h*w, P/2) in radians, tokens in raster order."""
+    return _over_grid(_axis_angles(hw, head_dim, mode, base, device, dtype), hw)
+
+
+def _axis_angles(hw, head_dim, mode, base, device, dtype) -> list[Tensor]:
+    """Angles of rows (h, P/4) and columns (w, P/4), or of all tokens (h*w, P/2)."""
     if mode not in ROPE_MODES:
         raise ValueError(f'RoPE mode {mode!r} is unknown, choose one of {ROPE_MODES}')
-    axes = 2 if mode == 'axial' else 1
-    if head_dim % (2 * axes):
+    sizes = hw if mode == 'axial' else (hw[0] * hw[1],)
+    if head_dim % (2 * len(sizes)):
         raise ValueError(
-            f"RoPE '{mode}' needs a head dimension divisible by {2 * axes}, got {head_dim}; change "
-            "dim or num_heads, or switch RoPE off")
-    pairs = head_dim // 2 // axes
+            f"RoPE '{mode}' needs a head dimension divisible by {2 * len(sizes)}, got {head_dim}; "
+            "change dim or num_heads, or switch RoPE off")
+    pairs = head_dim // 2 // len(sizes)
     freqs = base ** (-torch.arange(pairs, device=device, dtype=dtype) / pairs)
-    if axes == 1:
-        return torch.arange(hw[0] * hw[1], device=device, dtype=dtype)[:, None] * freqs
-    rows, cols = (torch.arange(size, device=device, dtype=dtype)[:, None] * freqs for size in hw)
-    return torch.cat([rows[:, None].expand(*hw, pairs), cols[None].expand(*hw, pairs)],
-                     dim=-1).flatten(0, 1)
+    return [torch.arange(size, device=device, dtype=dtype)[:, None] * freqs for size in sizes]
+
+
+def _over_grid(parts: list[Tensor], hw: tuple[int, int]) -> Tensor:
+    """Values of rows and columns, or of all tokens -> values of all tokens, channels joined."""
+    if len(parts) == 1:
+        return parts[0]
+    rows, cols = parts
+    return torch.cat([rows[:, None].expand(*hw, -1), cols[None].expand(*hw, -1)], -1).flatten(0, 1)
 
 
 def apply_rope(v: Tensor, hw: tuple[int, int], mode: str = 'axial', base: float = 10000.,
@@ -54,17 +64,19 @@ def apply_rope(v: Tensor, hw: tuple[int, int], mode: str = 'axial', base: float 
 
 def _rotate(v: Tensor, hw, mode, base, direction, inplace=False) -> Tensor:
     dtype = torch.promote_types(v.dtype, torch.float32)
-    angles = rope_angles(hw, v.shape[-1], mode, base, v.device, dtype) * direction
-    prefix = v.shape[-2] - angles.shape[0]
-    if prefix:
-        angles = torch.cat([angles.new_zeros(prefix, angles.shape[1]), angles])
+    axes = _axis_angles(hw, v.shape[-1], mode, base, v.device, dtype)
+    prefix = v.shape[-2] - hw[0] * hw[1]
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         # compilers and exporters know no complex numbers
+        angles = F.pad(_over_grid(axes, hw), (0, 0, prefix, 0)) * direction
         even, odd = v.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
         cos, sin = angles.cos(), angles.sin()
         turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
         return turned.flatten(-2).to(v.dtype)
-    turn = torch.polar(torch.ones_like(angles), angles)
+    # sine and cosine of h + w positions, not of h * w
+    turn = _over_grid([torch.polar(torch.ones_like(a), a * direction) for a in axes], hw)
+    if prefix:
+        turn = torch.cat([turn.new_ones(prefix, turn.shape[1]), turn])
     pairs = torch.view_as_complex(v.to(dtype).unflatten(-1, (-1, 2)))
     if inplace and v.dtype == dtype:
         pairs.mul_(turn)

@@ -5,6 +5,7 @@ import torch
 from timm.layers import Attention
 from timm.models.vision_transformer_sam import Attention as SamAttention
 
+from mmext.analysis.timing import saved_bytes
 from mmext.layers import BiasedAttention
 
 
@@ -172,6 +173,32 @@ def test_one_graph_without_breaks(options):
     compiled = torch.compile(attn, fullgraph=True, backend='aot_eager')
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), attn(x))
+
+
+def test_one_training_graph_gathering_before_projection():
+    torch._dynamo.reset()
+    attn, x = layer(keep_ratio=0.3, gather='before', train_mode='gather').train(), inputs()
+    compiled = torch.compile(attn, fullgraph=True, backend='aot_eager')
+    want = torch.autograd.grad(attn(x).square().sum(), list(attn.parameters()))
+    got = torch.autograd.grad(compiled(x).square().sum(), list(attn.parameters()))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
+def test_training_gathers_before_or_after_alike(dtype):
+    """Under autocast to ``dtype`` as well; before keeps less for backward: no k and v of all."""
+    x = inputs()
+    results = {}
+    for gather in ('after', 'before'):
+        torch.manual_seed(0)
+        attn = layer(keep_ratio=0.3, gather=gather, train_mode='gather').train()
+        with torch.autocast('cpu', dtype, enabled=dtype is not None):
+            kept = saved_bytes(lambda attn=attn: attn(x), [x, *attn.parameters()])
+            loss = attn(x).float().square().sum()
+        results[gather] = kept, torch.autograd.grad(loss, list(attn.parameters()))
+    tolerance = dict(rtol=0.05, atol=0.05) if dtype else {}
+    torch.testing.assert_close(results['before'][1], results['after'][1], **tolerance)
+    assert results['before'][0] < results['after'][0]
 
 
 @pytest.mark.parametrize('options, message', [

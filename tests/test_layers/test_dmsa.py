@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmext.analysis.saved_bytes import saved_bytes
+from mmext.analysis.timing import saved_bytes
 from mmext.layers import DMSA, DMSA_VARIANTS, MSSA, TSSA, GatedMHSA
 from mmext.ops import soft_threshold
 

@@ -96,7 +96,8 @@ def test_gather_before_projection_equals_after(with_bias, limit, monkeypatch):
     torch.manual_seed(0)
     x = torch.randn(2, 13, 12, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(36, 12, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(36, dtype=torch.float64) if with_bias else None
+    bias = torch.randn(36, dtype=torch.float64, requires_grad=True) if with_bias else None
+    leaves = (x, weight, bias) if with_bias else (x, weight)
     index = top_k_columns(torch.randn(2, 3, 13), 0.4)[0]
     qkv = torch.nn.functional.linear(x, weight, bias).view(2, 13, 3, 3, 4)
     after = torch.stack(gather_kv(qkv, index))
@@ -104,8 +105,8 @@ def test_gather_before_projection_equals_after(with_bias, limit, monkeypatch):
         x, index, weight[12:], None if bias is None else bias[12:]))
     torch.testing.assert_close(before, after)
     cotangent = torch.randn_like(after)
-    for want, got in zip(torch.autograd.grad(after, (x, weight), cotangent),
-                         torch.autograd.grad(before, (x, weight), cotangent), strict=True):
+    for want, got in zip(torch.autograd.grad(after, leaves, cotangent),
+                         torch.autograd.grad(before, leaves, cotangent), strict=True):
         torch.testing.assert_close(got, want)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mmext.analysis.saved_bytes import saved_bytes
+from mmext.analysis.timing import saved_bytes
 
 
 def test_linear_keeps_its_input_and_no_parameter():
