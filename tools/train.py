@@ -36,6 +36,11 @@ def main():
     args = parse_args()
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.amp:
+        given = cfg.optim_wrapper.get('type', 'OptimWrapper')
+        if given not in ('OptimWrapper', 'AmpOptimWrapper'):
+            raise ConfigError(f'--amp would replace optim_wrapper.type = {given!r} by '
+                              "'AmpOptimWrapper': leave --amp out, or set the type to "
+                              "'OptimWrapper'.")
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
     if args.auto_scale_lr:
