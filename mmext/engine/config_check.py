@@ -18,7 +18,7 @@ from mmengine.registry import Registry
 # Sections whose dicts are built by the registries, hence checkable.
 SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
             'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
-            'visualizer', 'data_preprocessor')
+            'visualizer', 'data_preprocessor', 'strategy')
 # Keys that builders take out before the class is called, by the registry of the class.
 TAKEN_BY_BUILDERS = {'_scope_', '_delete_', 'init_cfg', 'default_args', 'priority',
                      'convert_to_iter_based', 'data_preprocessor', 'constructor',

@@ -47,6 +47,20 @@ def test_typing_errors_are_named(key, value, message):
         check_config(cfg)
 
 
+@pytest.mark.parametrize('key, message', [
+    ('state_dict_cfgs', r"strategy \(mmext\.FSDPStrategy\).*'state_dict_cfgs'.*'state_dict_cfg'"),
+    ('model_wrapper.use_orig_param', r'strategy\.model_wrapper .*use_orig_params'),
+    ('model_wrapper.auto_wrap_policy.min_num_parms', r'auto_wrap_policy .*min_num_params')])
+def test_typing_errors_in_a_strategy(root_dir, key, message):
+    for name in ('fsdp', 'deepspeed'):
+        cfg = Config.fromfile(root_dir / 'configs' / '_base_' / 'runtime' / f'{name}.py')
+        check_config(cfg)
+    cfg = Config.fromfile(root_dir / 'configs' / '_base_' / 'runtime' / 'fsdp.py')
+    cfg.merge_from_dict({f'strategy.{key}': 1})
+    with pytest.raises(ConfigError, match=message):
+        check_config(cfg)
+
+
 def test_missing_annotations_and_images(tmp_path):
     cfg = load('mmdet', 'mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py')
     cfg.train_dataloader.dataset.data_root = str(tmp_path)
