@@ -237,7 +237,9 @@ def draw_sheet(pictures: list, columns: int, classes=None) -> Figure:
     columns = min(columns, len(pictures))
     rows = -(-len(pictures) // columns)
     cell = max(1.4, 11 / columns)  # inches
-    figure = Figure(figsize=(cell * columns, (cell + .1) * rows + .3), layout='constrained')
+    font = 10 if cell > 2 else 7.5
+    width = int(cell * 72 / (.62 * font))  # characters in a panel: mean width .62 of their height
+    figure = Figure(figsize=(cell * columns, (cell + .3) * rows + .3), layout='constrained')
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.set_axis_off()
@@ -247,13 +249,18 @@ def draw_sheet(pictures: list, columns: int, classes=None) -> Figure:
         else:
             axis.imshow(picture['image'])
             right = picture['label'] in picture['truth']
-            text = f"{name(picture['label'])}  {picture['score']:.2f}"
+            text = f"{cut(name(picture['label']), width - 6)}  {picture['score']:.2f}"
             if not right:
-                text += '  (is ' + ', '.join(map(name, sorted(picture['truth']))) + ')'
-            axis.set_title(text, fontsize=10, color='#1a7f37' if right else '#cf222e')
+                truth = ', '.join(map(name, sorted(picture['truth'])))
+                text += f'\n(is {cut(truth, width - 5)})'
+            axis.set_title(text, fontsize=font, color='#1a7f37' if right else '#cf222e')
     what = 'classes, boxes and masks' if 'objects' in pictures[0] else 'labels'
     figure.suptitle(f'Predicted {what}, with scores, on validation pictures', fontsize=11)
     return figure
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length - 1] + '…'
 
 
 def draw_objects(axis, picture: dict, name) -> None:

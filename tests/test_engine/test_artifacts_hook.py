@@ -170,6 +170,20 @@ def test_labels_and_colour_order(to_rgb):
     assert 'dog' in figure.axes[0].get_title() and 'is cow' in figure.axes[0].get_title()
 
 
+@pytest.mark.parametrize('columns', [1, 4, 8])
+def test_titles_do_not_overlap(columns):
+    names = [f'n0{i}, a rather long name of a class' for i in range(9)]
+    pictures = [dict(image=np.zeros((48, 48, 3), np.uint8), label=i % 9, score=.5,
+                     truth={i % 9} if i % 3 else {8 - i % 9, 3}) for i in range(2 * columns)]
+    figure = hooks.draw_sheet(pictures, columns, names)
+    rendered(figure)
+    boxes = [axis.title.get_window_extent() for axis in figure.axes]
+    pictures = [axis.get_window_extent() for axis in figure.axes]
+    for i, box in enumerate(boxes):
+        assert 0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:i] + pictures)
+
+
 def test_curves_show_every_headline_metric():
     history = [{'iter': i, 'epoch': 0, 'coco/bbox_mAP': i / 100, 'coco/bbox_mAP_50': .9}
                for i in (10, 20)]
