@@ -180,7 +180,7 @@ def test_titles_do_not_overlap(columns):
     boxes = [axis.title.get_window_extent() for axis in figure.axes]
     pictures = [axis.get_window_extent() for axis in figure.axes]
     for i, box in enumerate(boxes):
-        assert 0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
         assert not any(box.overlaps(other) for other in boxes[:i] + pictures)
 
 
