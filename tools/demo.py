@@ -16,7 +16,9 @@ from mmengine.config import Config
 from mmengine.device import get_device
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.engine.launch import set_visualizer
+from mmext.compat.checkpoints import forbid_code_in_checkpoints
+from mmext.engine.checkpoint_check import check_fits, check_readable
+from mmext.engine.launch import one_clear_error, set_visualizer
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
 
@@ -53,6 +55,7 @@ def detector(args, cfg):
 
     infer = DetInferencer(
         model=cfg, weights=args.checkpoint, device=args.device, show_progress=False)
+    check_fits(args.checkpoint, infer.model)
     classes = infer.model.dataset_meta['classes']
 
     def run(image: Path) -> str:
@@ -74,6 +77,7 @@ def classifier(args, cfg):
     from mmpretrain import ImageClassificationInferencer, get_model
 
     model = get_model(cfg, args.checkpoint, args.device or get_device())
+    check_fits(args.checkpoint, model)
     infer = ImageClassificationInferencer(model)
     predictions = {}
 
@@ -98,6 +102,8 @@ def main(argv=None):
     cfg.setdefault('test_dataloader', cfg.get('val_dataloader'))  # for its pipeline
     set_visualizer(cfg)
     images = find_images(args.images)
+    forbid_code_in_checkpoints()
+    check_readable(args.checkpoint)
     args.out_dir.mkdir(parents=True, exist_ok=True)
     run = (detector if scope == 'mmdet' else classifier)(args, cfg)
     failed = 0
@@ -112,4 +118,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    with one_clear_error():
+        sys.exit(main())

@@ -1,13 +1,12 @@
 """Reading checkpoint files without executing code in them."""
 
-import argparse
 import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mmext.compat.checkpoints import allow_own_checkpoints
+from mmext.compat.checkpoints import read_checkpoint
 
 WRAPPERS = ('state_dict', 'model', 'module')
 
@@ -23,22 +22,15 @@ def read_state_dict(path: str, prefix: str = '') -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file holds no tensors, none under ``prefix``, or more than data.
+        ValueError: the file holds no tensors, none under ``prefix``, or more than data; see
+            ``mmext.compat.checkpoints.read_checkpoint``.
     """
     path = _local(str(path))
     if path.endswith('.safetensors'):
         from safetensors.torch import load_file
         content = load_file(path)
     else:
-        allow_own_checkpoints()  # the log history in mmengine's files
-        try:
-            with torch.serialization.safe_globals([argparse.Namespace]):
-                content = torch.load(path, map_location='cpu', weights_only=True)
-        except Exception as error:  # what damaged or foreign files raise has no common class
-            raise ValueError(
-                f'{path} is not a checkpoint that can be read without executing code in it '
-                f'({type(error).__name__}: {str(error).splitlines()[0]}). If you trust it, save '
-                'its state dict alone with torch.save, or as .safetensors.') from error
+        content = read_checkpoint(path)
     for key in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

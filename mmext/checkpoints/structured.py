@@ -12,6 +12,8 @@ import timm
 import torch
 from torch import nn
 
+from mmext.compat.checkpoints import read_checkpoint
+
 VARIANTS = ('heads-kept', 'heads-pruned')
 
 
@@ -107,9 +109,10 @@ def load_pruned(path, **kwargs) -> nn.Module:
         kwargs: further options of ``timm.create_model``.
 
     Raises:
-        ValueError: the file was not written by ``save_pruned``.
+        ValueError: the file was not written by ``save_pruned``, or cannot be read without
+            executing code in it.
     """
-    content = torch.load(path, map_location='cpu', weights_only=True)
+    content = read_checkpoint(path)
     if not isinstance(content, dict) or not {'model', 'arch', 'num_heads'} <= set(content):
         raise ValueError(f'{path} holds no structurally pruned model; write one with '
                          'tools/analysis_tools/structured_pruning.py')

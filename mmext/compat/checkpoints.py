@@ -4,10 +4,49 @@ torch >= 2.6 unpickles only tensors and an allow-list of classes. A checkpoint o
 also holds its log history (``HistoryBuffer`` of numpy arrays); these few classes are added.
 """
 
+import argparse
 import os
 import pickle
+import re
+import zipfile
 
 import torch
+
+TRUST = 'If it is your own and you trust it, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.'
+
+
+class UnreadableCheckpoint(ValueError):
+    """A file is damaged, or would execute code; the message says which, and the cure."""
+
+
+def read_checkpoint(path: str, mmap: bool = False):
+    """``torch.load`` to the CPU that executes no code, unless the user allowed it.
+
+    Args:
+        mmap: map the tensors of a file of today's format instead of reading them.
+
+    Raises:
+        UnreadableCheckpoint: the file is damaged, no checkpoint, or more than data.
+    """
+    allow_own_checkpoints()
+    options = {'weights_only': not code_is_allowed(), 'mmap': mmap and zipfile.is_zipfile(path)}
+    try:
+        # MAE's and DeiT's files hold the arguments of their training
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location='cpu', **options)
+    except Exception as error:  # what damaged or foreign files raise has no common class
+        code = re.search(r'GLOBAL (\S+)|(getattr\(.*\)) is not allowed', str(error))
+        if code:
+            raise UnreadableCheckpoint(
+                f'{path} is not loaded: it cannot be read without executing code in it '
+                f'({code[1] or code[2]}). {TRUST}') from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0].split('. ')[0] if lines else 'it ends too early'
+        if isinstance(error, pickle.UnpicklingError):  # the first lines are general advice
+            reason = next((line for line in lines if line.startswith('Unsupported')), reason)
+        raise UnreadableCheckpoint(
+            f'{path} is damaged or no checkpoint that can be read without executing code in it: '
+            f'{reason}.') from error
 
 
 def allow_own_checkpoints() -> None:

@@ -2,20 +2,18 @@
 
 import glob
 import os.path as osp
-import pickle
-import zipfile
+from collections.abc import Iterator
 
-import torch
 from mmengine.config import Config
 from torch import nn
 
-from mmext.compat.checkpoints import allow_own_checkpoints, code_is_allowed
+from mmext.compat.checkpoints import UnreadableCheckpoint, read_checkpoint
 
 from .config_check import ConfigError
 
 
 def check_checkpoint_file(cfg: Config) -> None:
-    """Raise :class:`ConfigError` where the file to load or to resume from cannot be read.
+    """Raise :class:`ConfigError` where a file to start or to resume from cannot be read.
 
     Tensors of files of today's format are not read, only mapped. With ``resume`` and a work dir
     that was moved or is reached from another folder, ``load_from`` is set to the last checkpoint.
@@ -23,8 +21,20 @@ def check_checkpoint_file(cfg: Config) -> None:
     path = cfg.get('load_from')
     if cfg.get('resume') and not path:
         path = _last_checkpoint(cfg)
-    if path and '://' not in path and osp.isfile(path):
-        check_readable(path)
+    for one in (path, *_initial_weights(cfg.get('model'))):
+        if one and '://' not in one and osp.isfile(one) and not one.endswith('.safetensors'):
+            check_readable(one)
+
+
+def _initial_weights(node) -> Iterator[str]:
+    """Files named by ``init_cfg=dict(type='Pretrained', checkpoint=...)`` anywhere in a model."""
+    if isinstance(node, dict):
+        if node.get('type') == 'Pretrained' and isinstance(node.get('checkpoint'), str):
+            yield node['checkpoint']
+        node = list(node.values())
+    if isinstance(node, (list, tuple)):
+        for value in node:
+            yield from _initial_weights(value)
 
 
 def _last_checkpoint(cfg: Config) -> str | None:
@@ -45,23 +55,11 @@ def _last_checkpoint(cfg: Config) -> str | None:
 
 def check_readable(path: str) -> None:
     """Raise :class:`ConfigError` for a damaged file and for one that would execute code."""
-    allow_own_checkpoints()
     try:
-        torch.load(path, map_location='cpu', weights_only=not code_is_allowed(),
-                   mmap=zipfile.is_zipfile(path))
-    except (pickle.UnpicklingError, EOFError, RuntimeError, OSError, ValueError, KeyError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        if 'GLOBAL' in str(error):
-            reason = next(line for line in lines if 'GLOBAL' in line)
-            raise ConfigError(
-                f'{path} is not loaded, because it holds more than data and could execute code '
-                f'({reason.split("whose")[0].strip()}). If it is your own and you trust it, set '
-                'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.') from error
-        reason = lines[0].split('. ')[0] if lines else 'it ends too early'
-        if isinstance(error, pickle.UnpicklingError):  # the first lines are general advice
-            reason = next((line for line in lines if line.startswith('Unsupported')), reason)
-        raise ConfigError(f'{path} is damaged or no checkpoint that can be read without executing '
-                          f'code in it: {reason}.{_others(path)}') from error
+        read_checkpoint(path, mmap=True)
+    except UnreadableCheckpoint as error:
+        damaged = 'is damaged' in str(error)
+        raise ConfigError(f'{error}{_others(path) if damaged else ""}') from error
 
 
 def check_fits(path: str, model: nn.Module) -> None:
@@ -72,8 +70,7 @@ def check_fits(path: str, model: nn.Module) -> None:
     """
     if '://' in path or not osp.isfile(path):
         return
-    content = torch.load(path, map_location='cpu', weights_only=not code_is_allowed(),
-                         mmap=zipfile.is_zipfile(path))
+    content = read_checkpoint(path, mmap=True)
     state = content.get('state_dict', content.get('model', content))
     state = {key.removeprefix('module.'): value for key, value in state.items()}
     own = dict(model.named_parameters())

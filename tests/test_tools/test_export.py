@@ -179,7 +179,7 @@ def test_publishing_refuses_what_is_no_checkpoint(root_dir, tmp_path):
     broken, bare = tmp_path / 'broken.pth', tmp_path / 'bare.pth'
     broken.write_bytes(b'PK\x03\x04 nothing')
     torch.save({'weight': torch.ones(1)}, bare)
-    with pytest.raises(SystemExit, match='cannot be read'):
+    with pytest.raises(SystemExit, match='damaged'):
         publish(str(broken), str(tmp_path / 'a.pth'))
     with pytest.raises(SystemExit, match='no state_dict'):
         publish(str(bare), str(tmp_path / 'a.pth'))

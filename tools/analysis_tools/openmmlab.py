@@ -20,6 +20,8 @@ import matplotlib.style
 from matplotlib import _tight_bbox
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
+from mmext.compat.checkpoints import forbid_code_in_checkpoints
+from mmext.engine.checkpoint_check import check_readable
 from mmext.engine.launch import ConfigError, load_config, one_clear_error
 
 FOLDERS = {
@@ -67,6 +69,10 @@ def main(argv=None):
     parser.add_argument('rest', nargs=argparse.REMAINDER, help='options of the tool')
     args = parser.parse_args(argv)
     path = script(load_config(args.config, None, None, 'none').default_scope, args.tool)
+    for word in args.rest:
+        if word.endswith('.pth') and Path(word).is_file():
+            forbid_code_in_checkpoints()
+            check_readable(word)
     given = args.rest if args.tool == 'analyze_logs' else [args.config, *args.rest]
     before = sys.argv
     sys.argv = [str(path), *given]

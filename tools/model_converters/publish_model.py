@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mmext.compat.checkpoints import allow_own_checkpoints
+from mmext.compat.checkpoints import UnreadableCheckpoint, read_checkpoint
 
 FACTS = ('dataset_meta', 'epoch', 'iter', 'mmengine_version')
 
@@ -38,12 +38,10 @@ def parse_args(argv=None):
 
 def publish(checkpoint: str, out: str, ema: bool = False, half: bool = False) -> Path:
     """Write the published form of ``checkpoint``; returns its path with the hash in its name."""
-    allow_own_checkpoints()
     try:
-        content = torch.load(checkpoint, map_location='cpu', weights_only=True)
-    except Exception as error:
-        raise SystemExit(f'{checkpoint} cannot be read as a checkpoint without executing code in '
-                         f'it: {str(error).splitlines()[0]}') from error
+        content = read_checkpoint(checkpoint)
+    except UnreadableCheckpoint as error:
+        raise SystemExit(f'error: {error}') from error
     if not isinstance(content, dict) or 'state_dict' not in content:
         raise SystemExit(f'{checkpoint} is no checkpoint of a training run: it has no state_dict')
     state = content['state_dict']
