@@ -11,7 +11,8 @@ def setup() -> None:
     """Prepare the process for mmdet and mmpretrain; a second call does nothing.
 
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
-    mmengine read the checkpoints that it wrote and find mmext's configs by name.
+    mmengine read the checkpoints that it wrote and find mmext's configs by name, and mmpretrain's
+inferencers work beside mmdet's.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
@@ -19,10 +20,11 @@ def setup() -> None:
     global _done
     if _done:
         return
-    from . import checkpoints, hub, mmcv_ext, versions
+    from . import checkpoints, hub, inferencers, mmcv_ext, versions
     versions.check()
     mmcv_ext.install()
     checkpoints.allow_own_checkpoints()
     hub.add_package()
+    inferencers.keep_scope()
     versions.avoid_broken_transformers()
     _done = True
