@@ -175,7 +175,11 @@ def load_vit(model: nn.Module, path: str, prefix: str = '', pos_grid: tuple[int,
             or class token that this body does not have; or a shape differs.
     """
     own = model.state_dict()
-    state = to_timm(read_state_dict(path, prefix))
+    state = read_state_dict(path, prefix)
+    try:
+        state = to_timm(state)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from None
     resized = [fit_positions(state, model.grid, model.with_cls_token, pos_grid)]
     own.pop('pos_grid', None)
     for key, value in own.items():

@@ -1,11 +1,15 @@
 """ViT files of every layout load by value; what does not fit is loud."""
 
+import os
 import pickle
+import tempfile
 
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from mmext.checkpoints.files import read_state_dict
@@ -127,6 +131,55 @@ def test_14x14_to_7x28_and_back(dist, tmp_path):
     wide.load_state_dict(wide.state_dict())
 
 
+@pytest.mark.parametrize('size, grid', [((1024, 768), (64, 48)), ((768, 1024), (48, 64))])
+@pytest.mark.parametrize('name', ['deit_tiny_patch16_224', 'deit_tiny_distilled_patch16_224'])
+def test_published_positions_in_a_wide_body_without_class_token(name, size, grid, tmp_path):
+    """224² with one and with two prefix tokens: what is resampled is the 14 x 14 grid alone."""
+    torch.manual_seed(0)
+    reference = timm.create_model(name, depth=2)
+    torch.nn.init.normal_(reference.pos_embed)
+    torch.save({'model': reference.state_dict()}, tmp_path / 'a.pth')
+    body = ours(img_size=size, with_cls_token=False, out_type='featmap')
+    body.load_pretrained(str(tmp_path / 'a.pth'))
+    patches = reference.pos_embed.detach()[0, reference.num_prefix_tokens:]
+    assert patches.shape == (196, 192)
+    want = F.interpolate(patches.t().reshape(1, 192, 14, 14), size=grid, mode='bicubic')
+    torch.testing.assert_close(body.pos_embed[0], want.reshape(192, -1).t())
+    torch.save(body.state_dict(), tmp_path / 'b.pth')
+    again = ours(img_size=size, with_cls_token=False, out_type='featmap')
+    again.load_pretrained(str(tmp_path / 'b.pth'))
+    assert torch.equal(again.pos_embed, body.pos_embed)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9),
+       st.booleans(), st.booleans())
+def test_any_grid_into_any_other(h, w, height, width, old_cls, new_cls):
+    """Saved and loaded between any two sizes, with and without a class token on either side."""
+    def body(rows, cols, with_cls):
+        return BiasPrunedViT(dict(embed_dim=8, depth=1, num_heads=1), patch_size=2,
+                             img_size=(2 * rows, 2 * cols), with_cls_token=with_cls,
+                             out_type='featmap')
+
+    old = body(h, w, old_cls)
+    torch.nn.init.normal_(old.pos_embed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'a.pth')
+        torch.save(old.state_dict(), path)
+        new = body(height, width, new_cls)
+        if new_cls and not old_cls:
+            with pytest.raises(ValueError, match='missing: cls_token'):
+                new.load_pretrained(path)
+            return
+        new.load_pretrained(path)
+    grid = old.pos_embed.detach()[0, int(old_cls):].t().reshape(1, 8, h, w)
+    want = grid if (h, w) == (height, width) else F.interpolate(
+        grid, size=(height, width), mode='bicubic')
+    torch.testing.assert_close(new.pos_embed[0, int(new_cls):], want.reshape(8, -1).t())
+    if new_cls:
+        assert torch.equal(new.pos_embed[0, 0], old.pos_embed[0, 0])
+
+
 def test_square_bodies_keep_the_published_names(reference):
     names = {k for k in reference.state_dict() if not k.startswith('head')}
     assert {k for k in ours().state_dict() if 'key_bias' not in k} == names
@@ -241,10 +294,28 @@ def test_code_in_a_file_is_not_executed(tmp_path):
     with open(tmp_path / 'evil.pth', 'wb') as file:
         pickle.dump({'state_dict': Evil()}, file, protocol=2)
     torch.save({'state_dict': Evil()}, tmp_path / 'evil_zip.pth')
-    for name in ('evil.pth', 'evil_zip.pth'):
-        with pytest.raises(ValueError, match='without executing code'):
+    torch.save({'state_dict': Evil()}, tmp_path / 'evil_old.pth',
+               _use_new_zipfile_serialization=False)
+    for name in ('evil.pth', 'evil_zip.pth', 'evil_old.pth'):
+        with pytest.raises(ValueError, match='without executing code') as refusal:
             read_state_dict(str(tmp_path / name))
+        if name != 'evil.pth':  # that one is no file of torch's: no permission would help
+            assert 'set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1' in str(refusal.value)
     assert not (tmp_path / 'proof').exists()
+
+
+def test_the_user_may_trust_a_file(tmp_path, monkeypatch):
+    class Own:
+        pass
+
+    monkeypatch.setattr(f'{__name__}.Own', Own, raising=False)
+    Own.__qualname__, Own.__module__ = 'Own', __name__
+    torch.save({'state_dict': {'a': torch.ones(2)}, 'note': Own()}, tmp_path / 'own.pth')
+    with pytest.raises(ValueError, match=r'Own\)\. If it is your own and you trust it'):
+        read_state_dict(str(tmp_path / 'own.pth'))
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
+    monkeypatch.delenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', raising=False)
+    assert read_state_dict(str(tmp_path / 'own.pth'))['a'].tolist() == [1, 1]
 
 
 def test_files_of_a_run_hold_more_than_tensors(reference, tmp_path):
