@@ -140,6 +140,31 @@ def test_roi_align_takes_any_memory_layout(layout):
     torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.parametrize('norm', ['mmext.LN2d', 'mmpretrain.LN2d', 'BN'])
+@pytest.mark.parametrize('channels_last', [False, True])
+def test_roi_align_is_right_on_what_the_neck_hands_on(norm, channels_last):
+    """Whichever kernels mmcv has: norms that permute and strange layouts end at the neck."""
+    from mmext.models import SimpleFeaturePyramid
+    torch.manual_seed(0)
+    neck = SimpleFeaturePyramid(8, 4, norm_cfg=dict(type=norm)).eval()
+    x = torch.randn(2, 8, 16, 20)
+    if channels_last:
+        neck = neck.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    _, rois = features_and_rois()
+    with torch.no_grad():
+        levels = neck(x)
+    for level, stride in zip(levels, neck.strides, strict=True):
+        assert level.is_contiguous()
+        plain = torch.empty(level.shape).copy_(level).requires_grad_()
+        level.requires_grad_()
+        out = mmcv_ops.RoIAlign(7, 1 / stride, 2)(level, rois)
+        want = torchvision.ops.roi_align(plain, rois, 7, 1 / stride, 2, True)
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), level),
+                                   torch.autograd.grad(want.square().sum(), plain))
+
+
 def test_no_rois():
     x, _ = features_and_rois()
     x.requires_grad_()

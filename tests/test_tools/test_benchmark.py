@@ -83,6 +83,29 @@ def test_detector(tool, root_dir):
     assert out['mask_preds'].shape == (3, 80, 28, 28)
 
 
+@pytest.mark.parametrize('dtype', ['fp32', 'bf16'])
+@pytest.mark.parametrize('level, keep', [
+    ('operator', '0.5'), ('layer', '0.5'), ('backbone', '0.9-0.1')])
+def test_the_baseline_is_fused_attention_in_the_same_precision(tool, level, keep, dtype):
+    """Kernels that really run, as the profiler sees them: one process, one dtype, one input."""
+    args = tool.parse_args([level, '--arch', 'deit-tiny', '--keep', keep, *SMALL])
+    functions, tensors = tool.candidates(args, 1, 64, tool.DTYPES[dtype])
+    assert tensors.keys() <= functions.keys() and len({id(t[0]) for t in tensors.values()}) <= 1
+    for name in ('plain', 'bias', f'pruned {keep}'):
+        assert {t.dtype for t in tensors.get(name, [])} <= {tool.DTYPES[dtype]}
+        kernels = {}
+        for backend in ('fused', 'math'):
+            with tool.timing.attention_backend(backend), torch.profiler.profile() as profiler:
+                out = functions[name]()
+            out = out[0] if isinstance(out, tuple) else out
+            assert out.dtype == tool.DTYPES[dtype]
+            kernels[backend] = {event.name for event in profiler.events()}
+        fused = 'aten::_scaled_dot_product_flash_attention_for_cpu'
+        assert fused in kernels['fused'] and fused not in kernels['math']
+        assert 'aten::_scaled_dot_product_attention_math' in kernels['math']
+        assert 'aten::_scaled_dot_product_attention_math' not in kernels['fused']
+
+
 def test_math_backend_is_left_out_where_it_does_not_fit(tool, capsys):
     result = run(tool, 'layer', '--tokens', 64, '--backend', 'fused', 'math', '--math-limit',
                  1e-6, '--no-memory', '--only', 'bias', *SMALL)
