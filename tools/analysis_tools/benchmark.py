@@ -41,6 +41,8 @@ TIMM = {'deit-tiny': 'deit_tiny_patch16_224', 'deit-small': 'deit_small_patch16_
         'deit-base': 'deit_base_patch16_224', 'vit-large': 'vit_large_patch16_224'}
 TOST = {'deit-tiny': 'tiny', 'deit-small': 'small'}
 PLAIN = 'plain'
+LABELS = {'MHSA, math': 'MHSA, naive', 'bias': 'key bias, dense', 'tssa': 'TSSA', 'dmsa': 'DMSA',
+          'tssa naive': 'TSSA as published', 'mssa': 'MSSA'}
 
 
 class NaiveTSSA(TSSA):
@@ -312,8 +314,7 @@ def plot(args, tables: list[dict], path: str) -> None:
             for backend, cell in row.items():
                 if backend == 'math' and name != PLAIN:
                     continue
-                label = {(PLAIN, 'fused'): 'MHSA, fused', (PLAIN, 'math'): 'MHSA, naive'}.get(
-                    (name, backend), name)
+                label = f'MHSA, {backend}' if name == PLAIN else name
                 lines.setdefault(label, []).append(
                     (table['extent'], cell['ms'], cell.get('peak_mib')))
     figure = Figure(figsize=(11, 4.5), layout='constrained')
@@ -322,7 +323,10 @@ def plot(args, tables: list[dict], path: str) -> None:
         for name, points in lines.items():
             drawn = [(p[0], p[column]) for p in points if p[column]]
             if drawn:
-                axis.plot(*zip(*drawn, strict=True), marker='o', markersize=4, label=name)
+                # lines that lie on another one: dashed, so that both are seen
+                style = '--' if name in ('bias', 'tssa') else '-'
+                axis.plot(*zip(*drawn, strict=True), style, marker='o', markersize=4,
+                          label=LABELS.get(name, name))
         axis.set(xscale='log', yscale='log', ylabel=label, xlabel=(
             'tokens N' if args.level in ('operator', 'layer') else 'image side'))
         axis.grid(alpha=.3, which='both')
