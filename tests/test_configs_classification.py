@@ -201,10 +201,9 @@ def test_counts_of_the_index():
         if backbone.get('tau') is not None or backbone.type == 'mmext.StructuredPrunedViT':
             assert 'FLOPs' not in entry['Metadata']
             continue
-        keep = backbone.get('keep_ratio')
         macs = vit_macs(
             (224, 224), *VIT_ARCHS[backbone.arch], key_bias=backbone.get('key_bias', True),
-            keep_ratio=tuple(keep) if isinstance(keep, (list, tuple)) else keep,
+            keep_ratio=backbone.get('keep_ratio'),
             qk_free_last=backbone.get('num_qk_free', 0), num_classes=cfg.model.head.num_classes)
         assert entry['Metadata']['FLOPs'] == 2 * macs
         shape = (backbone.arch, backbone.get('num_qk_free'), backbone.get('key_bias'),

@@ -1,4 +1,4 @@
-"""Closed formulas of the multiply-accumulates (MACs) of the networks in mmext, in pure Python.
+"""Closed formulas of the multiply-accumulates (MACs) of the networks in mmext.
 
 Convention: only convolutions, linear layers, matrix products and attention count; no softmax,
 LayerNorm, GELU, top-k, additive biases or data movement. ``gflops`` turns MACs into the GFLOPs
@@ -10,6 +10,8 @@ All functions return an int (MACs of one image).
 """
 
 import math
+
+from mmext.ops.column_selection import keep_ratio_schedule, num_kept
 
 VIT_ARCHS = {  # name: (dim, depth, num_heads)
     'deit-tiny': (192, 12, 3),
@@ -27,30 +29,6 @@ def gflops(macs: int) -> float:
 def patch_grid(shape: tuple[int, int], patch: int = 16) -> tuple[int, int]:
     """Rows and columns of patches of an image (H, W), which is padded up to whole patches."""
     return math.ceil(shape[0] / patch), math.ceil(shape[1] / patch)
-
-
-def kept_columns(num_tokens: int, depth: int, keep_ratio=None) -> list[int]:
-    """k_l for every block: ``max(1, floor(r_l * N))``.
-
-    Args:
-        keep_ratio: None (all N), one ratio, a pair (r0, r1) linear over depth with both ends
-            included (r_l = r0 + (r1 - r0) * l / (L - 1)), or a list of ``depth`` ratios.
-    """
-    if keep_ratio is None:
-        return [num_tokens] * depth
-    if isinstance(keep_ratio, (int, float)):
-        ratios = [float(keep_ratio)] * depth
-    elif isinstance(keep_ratio, tuple) and len(keep_ratio) == 2:
-        r0, r1 = keep_ratio
-        ratios = [r0 + (r1 - r0) * i / max(depth - 1, 1) for i in range(depth)]
-    else:
-        ratios = list(keep_ratio)
-    if len(ratios) != depth:
-        raise ValueError(f'keep_ratio has {len(ratios)} entries for {depth} blocks; give one each')
-    if not all(0 < r <= 1 for r in ratios):
-        raise ValueError(f'keep ratios must lie in (0, 1], got {keep_ratio}')
-    # 1e-6: 0.29 * 100 is 28.999999999999996 in floating point and must give 29
-    return [max(1, math.floor(r * num_tokens + 1e-6)) for r in ratios]
 
 
 def conv_macs(in_chans: int, out_chans: int, kernel: int, out_positions: int) -> int:
@@ -150,24 +128,22 @@ def vit_macs(shape: tuple[int, int],
 
     Args:
         shape: image (H, W).
-        keep_ratio: see :func:`kept_columns`; anything but None implies the key bias.
+        keep_ratio: see ``keep_ratio_schedule``; anything but None implies the key bias.
         prefix_tokens: 1 with class token, 0 without (dense backbones).
         qk_free_last: number of last blocks without queries and keys.
     """
     h, w = patch_grid(shape, patch)
     n = h * w + prefix_tokens
     key_bias = key_bias or keep_ratio is not None or qk_free_last > 0
-    kept = kept_columns(n, depth, keep_ratio)
     total = conv_macs(in_chans, dim, patch, h * w) + dim * num_classes
-    for i in range(depth):
-        qk_free = i >= depth - qk_free_last
+    for i, ratio in enumerate(keep_ratio_schedule(keep_ratio, depth)):
         total += block_macs(
             n,
             dim,
             num_heads,
             key_bias=key_bias,
-            kept=kept[i] if key_bias else None,
-            qk_free=qk_free,
+            kept=None if ratio is None else num_kept(ratio, n),
+            qk_free=i >= depth - qk_free_last,
             gather_first=gather_first,
             mlp_ratio=mlp_ratio)
     return total

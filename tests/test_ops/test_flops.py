@@ -55,20 +55,21 @@ def test_tost_bodies(name, dim, heads, expected):
     assert macs / 1e9 == pytest.approx(expected, abs=0.0006)
 
 
-def test_kept_columns():
-    assert flops.kept_columns(197, 12, (.9, .1)) == [
-        177, 162, 148, 134, 119, 105, 91, 77, 62, 48, 34, 19]
-    assert flops.kept_columns(4096, 12, (.9, .1)) == [
-        3686, 3388, 3090, 2792, 2494, 2196, 1899, 1601, 1303, 1005, 707, 409]
-    assert flops.kept_columns(100, 2, .29) == [29, 29]
-    assert flops.kept_columns(5, 1, .01) == [1]
-    assert flops.kept_columns(10, 3, [1., .5, .1]) == [10, 5, 1]
+@pytest.mark.parametrize('keep_ratio, kept', [
+    ((.9, .5, .1, None), (9, 5, 1, 10)), ([.9, .3], (9, 7, 5, 3)), (.05, (1, 1, 1, 1)),
+    (.29999995, (2, 2, 2, 2))])
+def test_the_columns_that_the_layers_keep(keep_ratio, kept):
+    """10 tokens, 4 blocks; a list of two is a schedule, as everywhere."""
+    blocks = sum(flops.block_macs(10, 32, 2, kept=k) for k in kept)
+    rest = 10 * 16 * 16 * 3 * 32
+    assert vit_macs((32, 80), 32, 4, 2, keep_ratio=keep_ratio, prefix_tokens=0,
+                    num_classes=0) == blocks + rest
 
 
-@pytest.mark.parametrize('ratio', [0, 1.2, (.9, 0.), [.5, .5]])
+@pytest.mark.parametrize('ratio', [0, 1.2, (.9, 0.), [.5, .5, .5]])
 def test_bad_ratio(ratio):
-    with pytest.raises(ValueError, match='keep'):
-        flops.kept_columns(100, 12, ratio)
+    with pytest.raises(ValueError, match='keep_ratio='):
+        vit_macs((32, 80), 32, 4, 2, keep_ratio=ratio)
 
 
 def test_block_forms():

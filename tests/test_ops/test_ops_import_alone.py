@@ -36,10 +36,3 @@ def test_layers_need_no_openmmlab():
         'names = [m.name for m in pkgutil.iter_modules(mmext.layers.__path__)]\n'
         'assert names\n'
         'for name in names:\n    importlib.import_module("mmext.layers." + name)\n')
-
-
-def test_closed_formulas_are_pure_python():
-    """flops.py runs where torch is absent, e.g. in a table-making script."""
-    from pathlib import Path
-    path = Path(__file__).resolve().parents[2] / 'mmext' / 'ops' / 'flops.py'
-    run(hidden(('torch', 'numpy')) + f'import runpy\nrunpy.run_path({str(path)!r})')
