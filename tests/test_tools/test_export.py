@@ -147,7 +147,7 @@ def training_checkpoint(pruned, tmp_path):
 
 
 def test_published_checkpoint(root_dir, training_checkpoint, pruned, tmp_path, export):
-    path, _ = training_checkpoint
+    path, model = training_checkpoint
     publish = module(root_dir, 'publish_model').publish
     final = publish(str(path), str(tmp_path / 'out' / 'model.pth'))
     digest = hashlib.sha256(final.read_bytes()).hexdigest()
@@ -167,11 +167,15 @@ def test_published_checkpoint(root_dir, training_checkpoint, pruned, tmp_path, e
     part, _ = export.build_part(args)
     torch.testing.assert_close(part.head.fc.weight, weights['head.fc.weight'])
 
-    ema = torch.load(publish(str(path), str(tmp_path / 'ema.pth'), ema=True, half=True),
+    # the published weights are the moving average, --raw gives what the optimizer left
+    raw = torch.load(publish(str(path), str(tmp_path / 'raw.pth'), raw=True),
                      weights_only=True)['state_dict']
-    assert ema.keys() == weights.keys()
-    assert ema['head.fc.weight'].dtype == torch.float16
-    assert (ema['head.fc.weight'].float() - weights['head.fc.weight']).abs().max() > 1e-5
+    assert raw.keys() == weights.keys()
+    torch.testing.assert_close(raw['head.fc.weight'], model.head.fc.weight.detach())
+    assert (raw['head.fc.weight'] - weights['head.fc.weight']).abs().max() > 1e-5
+    half = torch.load(publish(str(path), str(tmp_path / 'half.pth'), half=True),
+                      weights_only=True)['state_dict']
+    torch.testing.assert_close(half['head.fc.weight'], weights['head.fc.weight'].half())
 
 
 def test_publishing_refuses_what_is_no_checkpoint(root_dir, tmp_path):
@@ -185,4 +189,4 @@ def test_publishing_refuses_what_is_no_checkpoint(root_dir, tmp_path):
         publish(str(bare), str(tmp_path / 'a.pth'))
     with pytest.raises(SystemExit, match='moving average'):
         torch.save({'state_dict': {'weight': torch.ones(1)}}, bare)
-        publish(str(bare), str(tmp_path / 'a.pth'), ema=True)
+        publish(str(bare), str(tmp_path / 'a.pth'), raw=True)

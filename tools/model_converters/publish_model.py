@@ -1,9 +1,9 @@
 """Make a training checkpoint fit for publishing.
 
-Keeps the weights (those of the moving average, where the run had one and with --ema) and plain
-facts about the model; leaves out the optimizer, the schedulers, the log history and paths of this
-machine. Writes OUT-<first 8 digits of its SHA-256>.pth, which torch.load(..., weights_only=True)
-and mmengine read.
+Keeps the weights and plain facts about the model; leaves out the optimizer, the schedulers, the log
+history and paths of this machine. Of a run with a moving average the weights are that average
+(mmengine saves it in their place); --raw publishes what was trained beside it. Writes
+OUT-<first 8 digits of its SHA-256>.pth, which torch.load(..., weights_only=True) and mmengine read.
 
 Example:
     python tools/model_converters/publish_model.py work_dirs/run/epoch_30.pth deit-s-bias.pth
@@ -26,7 +26,8 @@ def parse_args(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('checkpoint', help='checkpoint of a training run')
     parser.add_argument('out', help='*.pth; the hash is put into the name')
-    parser.add_argument('--ema', action='store_true', help='publish the moving average')
+    parser.add_argument('--raw', action='store_true',
+                        help='of a run with a moving average publish the weights as trained')
     parser.add_argument('--half', action='store_true', help='store floating point weights as fp16')
     args = parser.parse_args(argv)
     if not args.out.endswith('.pth'):
@@ -36,7 +37,7 @@ def parse_args(argv=None):
     return args
 
 
-def publish(checkpoint: str, out: str, ema: bool = False, half: bool = False) -> Path:
+def publish(checkpoint: str, out: str, raw: bool = False, half: bool = False) -> Path:
     """Write the published form of ``checkpoint``; returns its path with the hash in its name."""
     try:
         content = read_checkpoint(checkpoint)
@@ -45,10 +46,10 @@ def publish(checkpoint: str, out: str, ema: bool = False, half: bool = False) ->
     if not isinstance(content, dict) or 'state_dict' not in content:
         raise SystemExit(f'{checkpoint} is no checkpoint of a training run: it has no state_dict')
     state = content['state_dict']
-    if ema:
+    if raw:
         if 'ema_state_dict' not in content:
-            raise SystemExit(f'--ema: {checkpoint} has no moving average')
-        # the averaged model sits under `module.`, beside the counter of its steps
+            raise SystemExit(f'--raw: {checkpoint} has no moving average, its weights are raw')
+        # EMAHook swaps: the weights as trained sit under `module.`, beside the counter of steps
         state = {key[len('module.'):]: value for key, value in content['ema_state_dict'].items()
                  if key.startswith('module.')}
     state = {key: value.to(torch.float16) if half and value.is_floating_point() else value.clone()
@@ -76,7 +77,7 @@ def plain(value):
 
 def main(argv=None) -> int:
     args = parse_args(argv)
-    final = publish(args.checkpoint, args.out, args.ema, args.half)
+    final = publish(args.checkpoint, args.out, args.raw, args.half)
     print(f'{final}: {final.stat().st_size / 1e6:.1f} MB')
     return 0
 
