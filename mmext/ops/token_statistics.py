@@ -152,6 +152,16 @@ def check_options(pi_norm: str, gate_act: str, sparse_dim: str, gate_power: int,
         raise ValueError(
             f"sparse_dim={sparse_dim!r} fixes memberships and gate itself; pi_norm={pi_norm!r} and "
             f"gate_act={gate_act!r} have no effect there: leave them at 'softmax' and 'st'")
+    gateless = ("gate_act='none'" if gate_act == 'none'
+                else "sparse_dim='token'" if sparse_dim == 'token' else None)
+    if gateless and (gate_power, gate_scope) != (1, 'subspace'):
+        raise ValueError(
+            f"{gateless} has no gate, so gate_power={gate_power} and gate_scope={gate_scope!r} "
+            "have no effect: leave them at 1 and 'subspace'")
+    if gate_scope == 'output' and gate_power == 0:
+        without = "gate_act='none'" if sparse_dim == 'head' else "sparse_dim='token'"
+        raise ValueError("gate_scope='output' with gate_power=0 uses the gate nowhere: take "
+                         f'gate_power=1 or 2, or {without} for no gate')
 
 
 def _mask(pi: Tensor, valid: Tensor | None) -> Tensor:

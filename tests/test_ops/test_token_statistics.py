@@ -163,7 +163,7 @@ def test_operator_is_minus_the_gradient_of_the_coding_rate(gated):
     # sqrt(scale) is absorbed in the basis: scale 1
     rate = variational_coding_rate(v, pi, gate, normalise=None, scale=1.)
     grad, = torch.autograd.grad(rate.sum(), z)
-    y, _ = dmsa(v.detach(), logits, gate_power=2, gate_act='st' if gated else 'none')
+    y, _ = dmsa(v.detach(), logits, **(dict(gate_power=2) if gated else dict(gate_act='none')))
     operator = y.transpose(1, 2).flatten(2) @ basis / n
     torch.testing.assert_close(operator, -grad, rtol=1e-6, atol=1e-9)
 
@@ -274,6 +274,41 @@ def test_unknown_options_are_named():
             dmsa(v, logits, **knobs)
     with pytest.raises(ValueError, match='no effect'):
         dmsa(v, logits, sparse_dim='token', gate_act='relu')
+
+
+@pytest.mark.parametrize('sparse_dim', ['head', 'token', 'both'])
+@pytest.mark.parametrize('gate_act', ['st', 'sigmoid', 'none'])
+def test_options_without_effect_are_refused_and_no_others(monkeypatch, sparse_dim, gate_act):
+    """By a run of each pair: an accepted one gives what no other gives, a refused one no gate."""
+    from mmext.ops import token_statistics
+    torch.manual_seed(13)
+    v, logits = strided(1, 3, 6, 4), torch.randn(1, 3, 6)
+    pairs = [(power, scope) for power in (0, 1, 2) for scope in ('subspace', 'output')]
+    accepted, outputs = [], {}
+    for pair in pairs:
+        knobs = dict(zip(('gate_power', 'gate_scope'), pair, strict=True), gate_act=gate_act,
+                     sparse_dim=sparse_dim)
+        try:
+            dmsa(v, logits, **knobs)
+            accepted.append(pair)
+        except ValueError as error:
+            assert 'gate' in str(error)
+        with monkeypatch.context() as patch:
+            patch.setattr(token_statistics, 'check_options', lambda *args: None)
+            outputs[pair] = dmsa(v, logits, **knobs)[0]
+    if sparse_dim != 'head' and gate_act != 'st':
+        assert not accepted  # sparse_dim fixes the gate itself
+        return
+    plain = dict(gate_act='none') if sparse_dim == 'head' else dict(sparse_dim='token')
+    ungated = dmsa(v, logits, **plain)[0]
+    if gate_act == 'none' or sparse_dim == 'token':
+        assert accepted == [(1, 'subspace')]
+    else:
+        different = [ungated, *(outputs[pair] for pair in accepted)]
+        for i, one in enumerate(different):
+            assert all((one - other).abs().max() > 1e-4 for other in different[:i])
+    for pair in set(pairs) - set(accepted):
+        assert torch.equal(outputs[pair], ungated), pair
 
 
 def test_token_soft_threshold_is_over_tokens():
