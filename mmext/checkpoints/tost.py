@@ -6,11 +6,10 @@ Layouts: official (bare names, usually under ``model``, classifier ``head.``) an
 
 import re
 
-from mmengine.logging import print_log
 from torch import nn
 
 from mmext.checkpoints.files import cut_prefix, read_state_dict
-from mmext.checkpoints.vit import LoadReport
+from mmext.checkpoints.report import LoadReport, load_by_name
 
 # What DMSA and the G1 gate add to a ToST or softmax-attention checkpoint
 MAY_BE_NEW = re.compile(r'blocks\.\d+\.attn\.(membership|gate)\..*|'
@@ -34,30 +33,11 @@ def load_tost(model: nn.Module, path: str, prefix: str = '') -> LoadReport:
     """
     state = read_state_dict(path, prefix)
     state = cut_prefix(state, 'backbone.') or state
-    own = model.state_dict()
-    loaded = [key for key in own if key in state]
-    new = [key for key in own if key not in state]
-    dropped = [key for key in state if key not in own]
-    problems = {
-        'parameters missing': [key for key in new if not MAY_BE_NEW.fullmatch(key)],
-        'names left over': [
-            key for key in dropped if not MAY_BE_DROPPED.fullmatch(key)
-            and (model.has_tail or not TAIL.fullmatch(key)) and not _is_later_block(model, key)],
-        'shapes that differ': [
-            f'{key} {tuple(state[key].shape)} for {tuple(own[key].shape)}' for key in loaded
-            if state[key].shape != own[key].shape],
-    }
-    if any(problems.values()):
-        found = '; '.join(f'{len(names)} {what}: {", ".join(names[:4])}'
-                          for what, names in problems.items() if names)
-        raise ValueError(
-            f'{path} does not fit this {type(model).__name__} with attn={model.attn!r} '
-            f'({len(loaded)} of {len(own)} entries match). {found}')
-    model.load_state_dict({key: state[key].to(own[key].dtype) for key in loaded}, strict=False)
-    print_log(f'{path}: {len(loaded)} entries loaded, {len(new)} new, {len(dropped)} dropped '
-              f'({", ".join(sorted({key.split(".")[0] for key in dropped})) or "none"})',
-              logger='current')
-    return LoadReport(loaded, new, dropped, [])
+    return load_by_name(
+        model, state, path, f'{type(model).__name__} with attn={model.attn!r}',
+        MAY_BE_NEW.fullmatch,
+        lambda key: (MAY_BE_DROPPED.fullmatch(key) or _is_later_block(model, key)
+                     or (not model.has_tail and TAIL.fullmatch(key))))
 
 
 def _is_later_block(model: nn.Module, key: str) -> bool:

@@ -7,14 +7,13 @@ Layouts, told apart by their names:
 """
 
 import re
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from mmext.checkpoints.files import cut_prefix, read_state_dict
+from mmext.checkpoints.report import LoadReport, load_by_name
 from mmext.ops.position_grid import resize_position_grid
 
 LAYOUTS = ('timm', 'mmpretrain', 'mmext')
@@ -33,15 +32,6 @@ MAY_BE_NEW = re.compile(
 # What a body may leave out: heads, and what only pre-training or distillation uses.
 MAY_BE_DROPPED = re.compile(
     r'((head|head_dist|data_preprocessor)\.|decoder_).*|dist_token|mask_token|pos_grid')
-
-
-class LoadReport(NamedTuple):
-    """Names, in the body's own spelling: loaded by value, new, dropped; resized with both sizes."""
-
-    loaded: list[str]
-    new: list[str]
-    dropped: list[str]
-    resized: list[str]
 
 
 def detect_layout(state: dict[str, Tensor]) -> str:
@@ -181,7 +171,8 @@ def load_vit(model: nn.Module, path: str, prefix: str = '', pos_grid: tuple[int,
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
     resized = [fit_positions(state, model.grid, model.with_cls_token, pos_grid)]
-    own.pop('pos_grid', None)
+    if 'pos_grid' in own:
+        state['pos_grid'] = own['pos_grid']  # the body's own hook must not resize again
     for key, value in own.items():
         if re.search(r'\.attn\.v\.(weight|bias)$', key) and key not in state:
             dense = state.pop(key.replace('.attn.v.', '.attn.qkv.'), None)
@@ -192,37 +183,11 @@ def load_vit(model: nn.Module, path: str, prefix: str = '', pos_grid: tuple[int,
             state[key] = F.interpolate(
                 state[key].t()[None].float(), size=value.shape[0], mode='linear')[0].t()
 
-    loaded = [key for key in own if key in state]
-    new = [key for key in own if key not in state]
-    dropped = [key for key in state if key not in own]
-    wrong = [f'{key} {tuple(state[key].shape)} for {tuple(own[key].shape)}'
-             for key in loaded if state[key].shape != own[key].shape]
-    missing = [key for key in new if not MAY_BE_NEW.fullmatch(key)]
     absent = {name for name in ('cls_token', 'norm', 'fc_norm')
               if not any(key.split('.')[0] == name for key in own)}
     if not model.with_key_bias:
         absent.add('key_bias')
-    unexpected = [key for key in dropped if not MAY_BE_DROPPED.fullmatch(key)
-                  and not absent & set(key.split('.'))]
-    problems = [f'{len(names)} {what}: {_some(names)}' for what, names in (
-        ('parameters missing', missing), ('names left over', unexpected),
-        ('shapes that differ', wrong)) if names]
-    if problems:
-        raise ValueError(f'{path} does not fit this {type(model).__name__} '
-                         f'({len(loaded)} of {len(own)} parameters match). {"; ".join(problems)}')
-
-    fitted = {key: state[key].to(own[key].dtype) for key in loaded}
-    fitted['pos_grid'] = torch.tensor(model.grid)  # the body's own hook must not resize again
-    model.load_state_dict(fitted, strict=False)
-    report = LoadReport(loaded, new, dropped, [entry for entry in resized if entry])
-    print_log(
-        f'{path}: {len(loaded)} parameters loaded, {len(new)} new ({_some(new)}), {len(dropped)} '
-        f'dropped ({_some(dropped)}), resized: {", ".join(report.resized) or "none"}',
-        logger='current')
-    return report
-
-
-def _some(names: list[str], limit: int = 6) -> str:
-    """Names with their numbers folded, so that a line stays a line."""
-    folded = list(dict.fromkeys(re.sub(r'\.\d+\.', '.*.', name) for name in names))
-    return ', '.join(folded[:limit]) + (', ...' if len(folded) > limit else '') or 'none'
+    return load_by_name(
+        model, state, path, type(model).__name__, MAY_BE_NEW.fullmatch,
+        lambda key: MAY_BE_DROPPED.fullmatch(key) or absent & set(key.split('.')),
+        [entry for entry in resized if entry])

@@ -91,11 +91,11 @@ def test_classifier_checkpoint_as_detector_initialisation(prefix, tmp_path):
 
 def test_one_line_says_what_happened(reference, tmp_path, monkeypatch):
     lines = []
-    monkeypatch.setattr('mmext.checkpoints.vit.print_log', lambda text, **_: lines.append(text))
+    monkeypatch.setattr('mmext.checkpoints.report.print_log', lambda text, **_: lines.append(text))
     ours(img_size=(112, 448)).load_pretrained(
         write(tmp_path / 'a.pth', reference.state_dict(), 'timm'))
     assert len(lines) == 1 and '\n' not in lines[0]
-    for part in ('30 parameters loaded', '2 new (blocks.*.attn.key_bias.weight)',
+    for part in ('31 entries loaded', '2 new (blocks.*.attn.key_bias.weight)',
                  '2 dropped (head.weight, head.bias)', 'pos_embed 14x14 to 7x28'):
         assert part in lines[0]
 
@@ -268,6 +268,29 @@ def test_what_does_not_fit_is_an_error(what, message, reference, tmp_path):
     with pytest.raises(ValueError, match=message):
         model.load_pretrained(path)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_both_families_report_alike(monkeypatch, tmp_path):
+    from mmext.models import DMST
+    bodies = [BiasPrunedViT('tiny-test'), DMST('tiny-test')]
+    lines, faults = [], []
+    monkeypatch.setattr('mmext.checkpoints.report.print_log', lambda text, **_: lines.append(text))
+    for body in bodies:
+        state = {key: value for key, value in body.state_dict().items()
+                 if 'key_bias' not in key and 'membership' not in key}
+        state['head.weight'] = torch.ones(3)
+        torch.save(state, tmp_path / 'a.pth')
+        body.load_pretrained(str(tmp_path / 'a.pth'))
+        state['extra'] = torch.ones(3)
+        torch.save(state, tmp_path / 'a.pth')
+        with pytest.raises(ValueError, match=r'1 names left over: extra$') as error:
+            body.load_pretrained(str(tmp_path / 'a.pth'))
+        faults.append(str(error.value))
+    vit, dmst = (line.split(': ', 1)[1] for line in lines)
+    assert '2 new (blocks.*.attn.key_bias.weight), 1 dropped (head.weight), resized: none' in vit
+    assert '2 new (blocks.*.attn.membership.weight), 1 dropped (head.weight), resized' in dmst
+    assert 'does not fit this BiasPrunedViT (' in faults[0]
+    assert "does not fit this DMST with attn='dmsa' (" in faults[1]
 
 
 def test_files_that_are_no_vit(tmp_path):

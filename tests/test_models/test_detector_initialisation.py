@@ -34,9 +34,8 @@ def scope():
 def lines(monkeypatch):
     """What loading logs."""
     found = []
-    for module in ('vit', 'tost'):
-        monkeypatch.setattr(
-            f'mmext.checkpoints.{module}.print_log', lambda text, **_: found.append(text))
+    monkeypatch.setattr(
+        'mmext.checkpoints.report.print_log', lambda text, **_: found.append(text))
     return found
 
 

@@ -21,7 +21,8 @@ from timm.models.vision_transformer import Block
 from timm.models.vision_transformer_sam import window_partition, window_unpartition
 from torch import Tensor, nn
 
-from mmext.checkpoints.vit import LoadReport, fit_positions, load_vit
+from mmext.checkpoints.report import LoadReport
+from mmext.checkpoints.vit import fit_positions, load_vit
 from mmext.layers.biased_attention import BiasedAttention
 from mmext.models.backbones.base import TokenBackbone, resolve_arch, resolve_indices
 from mmext.ops.column_selection import keep_ratio_schedule

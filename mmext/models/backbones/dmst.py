@@ -21,8 +21,8 @@ from timm.layers import DropPath, Mlp, trunc_normal_
 from timm.models import xcit
 from torch import Tensor, nn
 
+from mmext.checkpoints.report import LoadReport
 from mmext.checkpoints.tost import load_tost
-from mmext.checkpoints.vit import LoadReport
 from mmext.layers.dmsa import DMSA
 from mmext.layers.gated_mhsa import GatedMHSA
 from mmext.layers.mssa import MSSA
