@@ -10,7 +10,8 @@ model = dict(
     head=dict(loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')),
     train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]))
 
-# decay .99996, kept beside the raw weights, which are the ones tested
+# decay .99996. Validation is on the raw weights, as in ToST; mmengine saves the average as the
+# weights of a checkpoint, publish_model.py --raw takes the others out of it
 custom_hooks = [
     dict(
         type='EMAHook',
