@@ -1,6 +1,7 @@
 """The wheel: configs, tools and index inside, usable from an empty folder."""
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -65,8 +66,8 @@ def installed(wheel, tmp_path_factory):
     return python
 
 
-def run(python, *args, cwd):
-    env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+def run(python, *args, cwd, **variables):
+    env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'} | variables
     return subprocess.run([str(python), *args], cwd=cwd, env=env, capture_output=True, text=True)
 
 
@@ -91,6 +92,30 @@ def test_installed_configs_and_registry_from_an_empty_folder(installed, tmp_path
     assert result.returncode == 0, result.stderr
 
 
+def test_every_config_in_the_wheel_resolves(installed, tmp_path):
+    """By name, with all that it inherits; the index names files that are there."""
+    code = textwrap.dedent('''
+        import glob, os, modelindex, mmext
+        from mmengine.config import Config
+        mim = os.path.join(os.path.dirname(mmext.__file__), '.mim')
+        found = glob.glob(f'{mim}/configs/**/*.py', recursive=True)
+        files = [file for file in found if '_base_' not in file]
+        for file in files:
+            assert Config.fromfile(file).model
+        models = modelindex.load(f'{mim}/model-index.yml').models
+        assert len(models) == len(files) > 100, (len(models), len(files))
+        for model in models:
+            assert os.path.isfile(os.path.join(mim, model.config)), model.config
+    ''')
+    result = run(installed, '-c', code, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+SCOPE_TROUBLE = re.compile(
+    'Failed to search registry|Failed to import|is not in the|will force set the current|'
+    'modules will not be registered')
+
+
 @pytest.mark.parametrize('order', [('cls', 'det'), ('det', 'cls')])
 def test_classifier_and_detector_in_one_process(installed, tmp_path, order):
     """Either order, no scope warning, no registry error; only `mmext.registry` is imported."""
@@ -110,21 +135,74 @@ def test_classifier_and_detector_in_one_process(installed, tmp_path, order):
     assert result.returncode == 0, result.stderr
     names = dict(cls='ImageClassifier', det='MaskRCNN')
     assert all(names[o] in result.stdout.split() for o in order)
-    text = result.stdout + result.stderr
-    assert 'Failed to search registry' not in text and 'not in the' not in text
+    assert not SCOPE_TROUBLE.search(result.stdout + result.stderr)
 
 
-def test_trains_from_the_installed_path(installed, tmp_path):
-    mim = run(installed, '-c', 'import mmext, os; print(os.path.dirname(mmext.__file__))',
-              cwd=tmp_path).stdout.strip() + '/.mim'
-    data = run(installed, f'{mim}/tools/dataset_converters/digits.py', '--out', 'digits',
-               '--train', '8', '--val', '4', cwd=tmp_path)
-    assert data.returncode == 0, data.stderr
-    result = run(
-        installed, f'{mim}/tools/train.py', f'{mim}/configs/quickstart/digits_cls.py',
-        '--cfg-options', 'data_root=digits/classification', 'train_cfg.max_epochs=1', cwd=tmp_path)
+@pytest.fixture(scope='module')
+def trained(installed, tmp_path_factory):
+    """A folder in which the installed tools trained both tasks for a moment, without a compiler:
+    nothing is on the PATH."""
+    folder = tmp_path_factory.mktemp('empty')
+    where = run(installed, '-c', 'import mmext, os; print(os.path.dirname(mmext.__file__))',
+                cwd=folder)
+    mim = where.stdout.strip() + '/.mim'
+    commands = [
+        ['tools/dataset_converters/digits.py', '--out', 'digits', '--train', '8', '--val', '4'],
+        ['tools/train.py', f'{mim}/configs/quickstart/digits_cls.py', '--cfg-options',
+         'data_root=digits/classification', 'train_cfg.max_epochs=1',
+         'train_dataloader.dataset.indices=64'],
+        ['tools/train.py', f'{mim}/configs/quickstart/digits_mask_rcnn.py', '--cfg-options',
+         'data_root=digits/detection', 'train_cfg.max_iters=2', 'train_cfg.val_interval=2',
+         'train_dataloader.batch_size=2', 'default_hooks.checkpoint.interval=2',
+         'model.backbone.init_cfg.checkpoint=work_dirs/digits_cls/epoch_1.pth']]
+    for tool, *args in commands:
+        result = run(installed, f'{mim}/{tool}', *args, cwd=folder, PATH=str(folder))
+        assert result.returncode == 0, result.stderr[-3000:]
+        assert not SCOPE_TROUBLE.search(result.stdout + result.stderr)
+    return folder, mim
+
+
+def test_trains_from_the_installed_path(trained):
+    folder, _ = trained
+    for name in ('digits_cls', 'digits_mask_rcnn'):
+        assert (folder / 'work_dirs' / name / 'last_checkpoint').exists()
+
+
+@pytest.mark.parametrize('order', ['cls det cls', 'det cls det'])
+def test_both_inferencers_in_one_process(installed, trained, order):
+    """With checkpoints as training leaves them, from the folder of the training."""
+    folder, mim = trained
+    code = textwrap.dedent('''
+        import sys
+        import mmext.registry
+        from mmengine.config import Config
+        mim, picture, *order = sys.argv[1:]
+
+        def cls():
+            from mmpretrain import ImageClassificationInferencer
+            cfg = Config.fromfile(f'{mim}/configs/quickstart/digits_cls.py')
+            cfg.test_dataloader = cfg.val_dataloader
+            infer = ImageClassificationInferencer(cfg, 'work_dirs/digits_cls/epoch_1.pth')
+            print('\\nfound cls', infer(picture)[0]['pred_class'])
+
+        def det():
+            from mmdet.apis import DetInferencer
+            cfg = Config.fromfile(f'{mim}/configs/quickstart/digits_mask_rcnn.py')
+            cfg.visualizer = dict(type='DetLocalVisualizer')
+            infer = DetInferencer(
+                cfg, 'work_dirs/digits_mask_rcnn/iter_2.pth', show_progress=False)
+            print('\\nfound det', len(infer(picture)['predictions'][0]['scores']))
+
+        for name in order:
+            dict(cls=cls, det=det)[name]()
+    ''')
+    picture = next((folder / 'digits' / 'detection' / 'val').glob('*.png'))
+    result = run(installed, '-c', code, mim, str(picture), *order.split(), cwd=folder,
+                 PATH=str(folder))
     assert result.returncode == 0, result.stderr[-3000:]
-    assert (tmp_path / 'work_dirs' / 'digits_cls' / 'last_checkpoint').exists()
+    assert re.findall(r'^found (cls|det) .+$', result.stdout, re.M) == order.split()
+    assert not SCOPE_TROUBLE.search(result.stdout + result.stderr), result.stderr
+    assert 'do not match exactly' not in result.stdout + result.stderr
 
 
 def test_import_is_light():

@@ -11,8 +11,8 @@ def setup() -> None:
     """Prepare the process for mmdet and mmpretrain; a second call does nothing.
 
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
-    mmengine read the checkpoints that it wrote and find mmext's configs by name, and mmpretrain's
-inferencers work beside mmdet's.
+    mmengine read the checkpoints that it wrote and find mmext's configs by name, and the
+    inferencers of both packages work in one process.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
@@ -25,6 +25,6 @@ inferencers work beside mmdet's.
     mmcv_ext.install()
     checkpoints.allow_own_checkpoints()
     hub.add_package()
-    inferencers.keep_scope()
+    inferencers.keep_scopes()
     versions.avoid_broken_transformers()
     _done = True

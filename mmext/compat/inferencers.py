@@ -1,7 +1,9 @@
-"""mmpretrain's inferencers beside mmdet's in one process.
+"""mmdet's and mmpretrain's inferencers in one process, in either order.
 
-They build their test pipeline in whatever default scope is current: after a ``DetInferencer`` that
-ends in "'PackInputs' is not in the mmdet::transform registry" (mmpretrain#1674).
+mmpretrain's build their test pipeline in whatever default scope is current: after a
+``DetInferencer`` that ends in 'PackInputs is not in the mmdet::transform registry'
+(mmpretrain#1674). mmdet's look for a registry of functions of their scope, which mmdet does not
+have, and warn.
 """
 
 import functools
@@ -9,22 +11,24 @@ import importlib.abc
 import importlib.machinery
 import sys
 
-MODULE = 'mmpretrain.apis.base'
 
-
-def keep_scope() -> None:
-    """Let them work in mmpretrain's scope; where it is not imported yet, as soon as it is."""
-    if MODULE in sys.modules:
-        _wrap(sys.modules[MODULE])
-    else:
-        sys.meta_path.insert(0, _WhenImported())
+def keep_scopes() -> None:
+    """Give every inferencer its own scope; where one is not imported yet, as soon as it is."""
+    for name, repair in REPAIRS.items():
+        if name in sys.modules:
+            repair(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, _WhenImported(name, repair))
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Importing mmpretrain takes seconds, so nobody who does without it should wait for it."""
+    """Importing these packages takes seconds; nobody who does without should wait for them."""
+
+    def __init__(self, name, repair):
+        self.name, self.repair = name, repair
 
     def find_spec(self, name, path=None, target=None):
-        if name != MODULE:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
@@ -33,13 +37,13 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
             def exec_module(module):
                 execute(module)
-                _wrap(module)
+                self.repair(module)
 
             spec.loader.exec_module = exec_module
         return spec
 
 
-def _wrap(module) -> None:
+def _build_in_own_scope(module) -> None:
     from mmengine.registry import DefaultScope
     init = module.BaseInferencer.__init__
 
@@ -49,3 +53,15 @@ def _wrap(module) -> None:
             init(self, *args, **kwargs)
 
     module.BaseInferencer.__init__ = in_own_scope
+
+
+def _add_function_registry(module) -> None:
+    from mmengine.registry import FUNCTIONS, Registry
+    if FUNCTIONS._search_child('mmdet') is None:
+        Registry('function', scope='mmdet', parent=FUNCTIONS)
+
+
+REPAIRS = {
+    'mmpretrain.apis.base': _build_in_own_scope,
+    'mmdet.apis.det_inferencer': _add_function_registry,
+}
