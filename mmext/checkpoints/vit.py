@@ -105,9 +105,9 @@ def find_grid(num_patches: int, known: tuple[int, int] | None, own: tuple[int, i
               ) -> tuple[int, int]:
     """Grid that a checkpoint's positions were stored for.
 
-    ``known`` (from the file or the user) comes first. Published files do not name their grid: a
-    square one where the count allows it, as mmext writes the grid beside any other; the body's own
-    where the count is equal.
+    ``known`` (from the file or the user) comes first. Published files do not name their grid, nor
+    do those of square bodies here: a square one where the count allows it, as timm takes it; then
+    the body's own where the count is equal.
 
     Raises:
         ValueError: it is none of these.

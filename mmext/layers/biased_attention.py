@@ -48,6 +48,22 @@ class Rule(NamedTuple):
     tau: float | None = None
 
 
+def resolve_rules(keep_ratio, keep_ratio_val, tau, tau_val) -> tuple[Rule, Rule]:
+    """Rules of training and validation, where 'same' takes the option of training.
+
+    Raises:
+        ValueError: one of them has both a keep ratio and a threshold.
+    """
+    validation = Rule(keep_ratio if keep_ratio_val == 'same' else keep_ratio_val,
+                      tau if tau_val == 'same' else tau_val)
+    for rule, end, why in ((Rule(keep_ratio, tau), '', ''), (
+            validation, '_val', "; 'same', the default, takes the value of training")):
+        if None not in rule:
+            raise ValueError(f'keep_ratio{end}={rule.ratio} and tau{end}={rule.tau} exclude each '
+                             f'other: set keep_ratio{end}=None or tau{end}=None{why}')
+    return Rule(keep_ratio, tau), validation
+
+
 class BiasedAttention(nn.Module):
     """Attention with key bias, dense or pruned by it.
 
@@ -129,9 +145,9 @@ class BiasedAttention(nn.Module):
         self.reset_key_bias()
 
         self.rule_train = self.rule_val = Rule()
-        self._set_rule(Rule(keep_ratio, tau), train=True, val=False)
-        self._set_rule(Rule(keep_ratio if keep_ratio_val == 'same' else keep_ratio_val,
-                            tau if tau_val == 'same' else tau_val), train=False, val=True)
+        training, validation = resolve_rules(keep_ratio, keep_ratio_val, tau, tau_val)
+        self._set_rule(training, train=True, val=False)
+        self._set_rule(validation, train=False, val=True)
 
     def reset_key_bias(self) -> None:
         if self.key_bias is None:
@@ -151,9 +167,6 @@ class BiasedAttention(nn.Module):
         self._set_rule(Rule(tau=value), train, val)
 
     def _set_rule(self, rule: Rule, train: bool, val: bool) -> None:
-        if rule.ratio is not None and rule.tau is not None:
-            raise ValueError(f'keep_ratio={rule.ratio} and tau={rule.tau} exclude each other, '
-                             'set one of them')
         ratio = None if rule.ratio is None else check_ratio(rule.ratio)
         tau = None if rule.tau is None else check_ratio(rule.tau, 'tau')
         if self.key_bias is None and (ratio is not None or tau is not None):

@@ -8,6 +8,7 @@ token), padding has size 0 and is not merged with picture while another pair is 
 where each original token went is kept for dense features.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ def scaled_r(r: int, num_tokens: int, reference: int = 196) -> int:
     return round(r * num_tokens / reference)
 
 
-def merge_schedule(r: int | tuple[int, float] | list[int], depth: int) -> list[int]:
+def merge_schedule(r: int | Sequence, depth: int) -> list[int]:
     """Tokens to merge in every layer.
 
     Args:
@@ -35,22 +36,22 @@ def merge_schedule(r: int | tuple[int, float] | list[int], depth: int) -> list[i
             -1 decreasing, +1 increasing, the official ``parse_r``); or ``depth`` numbers.
 
     Raises:
-        ValueError: r is negative, or the sequence has another length.
+        ValueError: a number is no integer or negative, or the sequence has another length.
     """
-    if isinstance(r, int):
-        rs = [r] * depth
-    elif len(r) == 2 and depth != 2:
-        mean, inflect = r
-        first = int(mean * (1 - inflect))
-        step = (2 * mean - 2 * first) / max(depth - 1, 1)
-        rs = [int(first + step * layer) for layer in range(depth)]
-    elif len(r) == depth:
-        rs = list(r)
-    else:
-        raise ValueError(f'token merging r={r!r}: give a number, (r, inflect) or {depth} numbers')
-    if min(rs) < 0:
-        raise ValueError(f'token merging r={r!r} must not be negative')
-    return rs
+    inflected = isinstance(r, Sequence) and len(r) == 2 != depth
+    given = r[:1] if inflected else r if isinstance(r, Sequence) else [r] * depth
+    if not (inflected or len(given) == depth) or not all(
+            isinstance(count, int) and count >= 0 for count in given):
+        raise ValueError(f'token merging r={r!r}: give an integer, (integer, inflect) or {depth} '
+                         'integers, none negative')
+    if not inflected:
+        return list(given)
+    mean, inflect = r
+    if not -1 <= inflect <= 1:
+        raise ValueError(f'token merging r={r!r}: inflect must be within -1..1')
+    first = int(mean * (1 - inflect))
+    step = (2 * mean - 2 * first) / max(depth - 1, 1)
+    return [int(first + step * layer) for layer in range(depth)]
 
 
 def bipartite_soft_matching(metric: Tensor, r: int, num_protected: int = 0,

@@ -204,7 +204,8 @@ def test_training_gathers_before_or_after_alike(dtype):
 @pytest.mark.parametrize('options, message', [
     (dict(keep_ratio=0), 'keep_ratio=0'), (dict(keep_ratio=1.5), 'keep_ratio=1.5'),
     (dict(keep_ratio_val=-1), 'keep_ratio=-1'), (dict(tau=0), 'tau=0'), (dict(tau=-2), 'tau=-2'),
-    (dict(tau=1.1), 'tau=1.1'), (dict(tau=0.5, keep_ratio=0.5), 'exclude'),
+    (dict(tau=1.1), 'tau=1.1'), (dict(tau=0.5, keep_ratio=0.5), 'keep_ratio=None or tau=None'),
+    (dict(tau=0.5, keep_ratio_val=0.5), 'keep_ratio_val=None or tau_val=None'),
     (dict(key_bias=False, keep_ratio=0.5), 'key_bias=True'),
     (dict(train_mode='soft'), "train_mode='soft'"), (dict(gather='never'), "gather='never'"),
     (dict(bias_init='ones'), "bias_init='ones'"), (dict(num_heads=5), 'num_heads=5'),

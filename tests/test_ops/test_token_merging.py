@@ -89,7 +89,7 @@ def test_scaled_r_and_schedules():
     assert merge_schedule(8, 3) == [8, 8, 8]
     assert merge_schedule((8, -1), 5) == [16, 12, 8, 4, 0]  # decreasing, as the official parse_r
     assert merge_schedule([1, 2, 3], 3) == [1, 2, 3]
-    for bad in (-1, [1, 2, 3, 4], [1, -2, 3]):
+    for bad in (-1, 4.5, '8', [1, 2, 3, 4], [1, -2, 3], [1, 2.5, 3], (4.5, 0), (8, -2)):
         with pytest.raises(ValueError, match='merging'):
             merge_schedule(bad, 3)
     assert bipartite_soft_matching(torch.randn(1, 4, 2), 0) is None

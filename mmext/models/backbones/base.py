@@ -54,6 +54,8 @@ class TokenBackbone(BaseModule):
             raise ValueError(f'out_type={out_type!r} is unknown, choose one of {OUT_TYPES}')
         if not -1 <= frozen_stages <= depth:
             raise ValueError(f'frozen_stages={frozen_stages} must be within -1..{depth}')
+        if not isinstance(patch_size, int) or patch_size < 1:
+            raise ValueError(f'patch_size={patch_size!r} must be an integer, at least 1')
         self.depth = depth
         self.patch_size = patch_size
         self.out_indices = resolve_indices(out_indices, depth)
@@ -186,6 +188,11 @@ class TokenBackbone(BaseModule):
             del cfg['type']
             cfg.pop('map_location', None)
             self.load_pretrained(**cfg)
+
+
+def check_drop_path(rate: float) -> None:
+    if not 0 <= rate < 1:
+        raise ValueError(f'drop_path_rate={rate!r} must be at least 0 and below 1')
 
 
 def resolve_indices(indices: int | Iterable[int] | None, depth: int) -> tuple[int, ...]:

@@ -23,8 +23,13 @@ from torch import Tensor, nn
 
 from mmext.checkpoints.report import LoadReport
 from mmext.checkpoints.vit import fit_positions, load_vit
-from mmext.layers.biased_attention import BiasedAttention
-from mmext.models.backbones.base import TokenBackbone, resolve_arch, resolve_indices
+from mmext.layers.biased_attention import BiasedAttention, resolve_rules
+from mmext.models.backbones.base import (
+    TokenBackbone,
+    check_drop_path,
+    resolve_arch,
+    resolve_indices,
+)
 from mmext.ops.column_selection import keep_ratio_schedule
 from mmext.ops.position_grid import resize_position_grid, sincos_position_grid
 from mmext.ops.token_merging import (
@@ -210,9 +215,10 @@ class BiasPrunedViT(TokenBackbone):
                  frozen_stages: int = -1, with_cp: bool = False,
                  init_cfg: dict | list | None = None):
         spec = resolve_arch(arch, ARCHS, ARCH_KEYS)
-        patch_size = patch_size or spec.get('patch_size', 16)
+        patch_size = spec.get('patch_size', 16) if patch_size is None else patch_size
         dim, depth, heads = spec['embed_dim'], spec['depth'], spec['num_heads']
         super().__init__(depth, patch_size, out_indices, out_type, frozen_stages, with_cp, init_cfg)
+        check_drop_path(drop_path_rate)
         if global_blocks is None:  # as ViTDet: the last block of each quarter
             quarters = (1, 2, 3, 4) if depth >= 4 else (4,)
             global_blocks = [depth * quarter // 4 - 1 for quarter in quarters]
@@ -232,7 +238,9 @@ class BiasPrunedViT(TokenBackbone):
         self.tome_prop_attn = tome_prop_attn
         self.trainable = trainable
         self.pos_init = pos_init
-        size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        size = tuple(img_size) if isinstance(img_size, Sequence) else (img_size, img_size)
+        if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+            raise ValueError(f'img_size={img_size!r} must be one or two positive integers')
         self.grid = tuple(math.ceil(side / patch_size) for side in size)
 
         self.patch_embed = ConvStem(patch_size, dim) if patch_stem == 'conv' else PatchEmbed(
@@ -267,9 +275,9 @@ class BiasPrunedViT(TokenBackbone):
         self.fc_norm = norm_layer(dim) if fc_norm and last_used else nn.Identity()
 
         self._init_parameters()
-        self._set_rules(keep_ratio, tau, train=True, val=False)
-        self._set_rules(keep_ratio if keep_ratio_val == 'same' else keep_ratio_val,
-                        tau if tau_val == 'same' else tau_val, train=False, val=True)
+        training, validation = resolve_rules(keep_ratio, keep_ratio_val, tau, tau_val)
+        self._set_rules(*training, train=True, val=False)
+        self._set_rules(*validation, train=False, val=True)
         self.freeze()
 
     def _check(self, with_cls_token, patch_stem, pos_init, fc_norm, final_norm, num_qk_free,
@@ -348,8 +356,6 @@ class BiasPrunedViT(TokenBackbone):
         self.tome_prop_attn = self.tome_prop_attn if prop_attn is None else prop_attn
 
     def _set_rules(self, keep_ratio, tau, train, val) -> None:
-        if keep_ratio is not None and tau is not None:
-            raise ValueError(f'keep_ratio={keep_ratio} and tau={tau} exclude each other, set one')
         ratios = keep_ratio_schedule(keep_ratio, self.depth)
         for i, (block, ratio) in enumerate(zip(self.blocks, ratios, strict=True)):
             if tau is not None:

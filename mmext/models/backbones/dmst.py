@@ -27,7 +27,12 @@ from mmext.layers.dmsa import DMSA
 from mmext.layers.gated_mhsa import GatedMHSA
 from mmext.layers.mssa import MSSA
 from mmext.layers.tssa import TSSA
-from mmext.models.backbones.base import TokenBackbone, resolve_arch, resolve_indices
+from mmext.models.backbones.base import (
+    TokenBackbone,
+    check_drop_path,
+    resolve_arch,
+    resolve_indices,
+)
 from mmext.registry import MODELS
 
 ARCHS = {  # aliases: embed_dim, depth, num_heads, eta
@@ -181,9 +186,10 @@ class DMST(TokenBackbone):
                  attn_drop_rate: float = 0., frozen_stages: int = -1, with_cp: bool = False,
                  init_cfg: dict | list | None = None):
         spec = resolve_official(arch)
-        patch_size = patch_size or spec.get('patch_size', 16)
+        patch_size = spec.get('patch_size', 16) if patch_size is None else patch_size
         super().__init__(spec['depth'], patch_size, out_indices, out_type, frozen_stages, with_cp,
                          init_cfg)
+        check_drop_path(drop_path_rate)
         dim, heads = spec['embed_dim'], spec['num_heads']
         eta = spec.get('eta', 1.0)
         self.has_tail = out_type == 'cls_token'
