@@ -56,5 +56,5 @@ def main():
 
 
 if __name__ == '__main__':
-    with one_clear_error():
+    with one_clear_error('continue with the same command and --resume'):
         main()

@@ -27,6 +27,15 @@ class Timing(NamedTuple):
     repeat: int
 
 
+def check_device(device: torch.device | str) -> None:
+    """ValueError where torch knows no such device, or this machine has none."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f'device {str(device)!r} cannot be used: {reason}') from None
+
+
 def synchronise(device: torch.device | str) -> None:
     if torch.device(device).type == 'cuda':
         torch.cuda.synchronize(device)

@@ -1,20 +1,17 @@
-"""What ``tools/train.py`` and ``tools/test.py`` share: from command line to Runner."""
+"""What the tools share: from command line to config, model or Runner."""
 
-import contextlib
 import copy
 import difflib
 import glob
 import os.path as osp
-import sys
-import traceback
 
 from mmengine.config import Config
-from mmengine.dist import get_dist_info
 from mmengine.hub import get_config
-from mmengine.registry import RUNNERS, init_default_scope
+from mmengine.registry import MODELS, RUNNERS, init_default_scope
 from mmengine.runner import Runner
+from torch import nn
 
-import mmext
+from mmext.clear_errors import one_clear_error  # noqa: F401  (for the tools)
 from mmext.compat import checkpoints, cpu
 
 from .checkpoint_check import check_checkpoint_file
@@ -86,6 +83,15 @@ def move_data_root(node, old: str, new: str) -> None:
             move_data_root(value, old, new)
 
 
+def build_model(cfg: Config) -> nn.Module:
+    """The model of a config by itself: in eval mode, no data set, no pre-trained weights."""
+    init_default_scope(cfg.get('default_scope', 'mmengine'))
+    model = cfg.model.copy()
+    if cfg.get('data_preprocessor') is not None:
+        model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    return MODELS.build(model).eval()
+
+
 def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     """Check a config against the registries and the disk, then build its Runner.
 
@@ -136,45 +142,3 @@ def refuse_damaged_images(runner: Runner) -> None:
         if isinstance(dataloader, dict):
             visit(dataloader)
             setattr(runner, name, dataloader)
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """The error that the user can act on: one of mmext's own, else the first of the chain."""
-    while not type(error).__module__.startswith('mmext.') and error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def written_for_the_user(error: BaseException) -> bool:
-    """Whether the message is enough by itself: mmext's own errors, and bad values it refused."""
-    if type(error).__module__.startswith('mmext.'):
-        return True
-    where = traceback.extract_tb(error.__traceback__)
-    ours = (osp.dirname(mmext.__file__), osp.dirname(osp.abspath(sys.argv[0])))
-    return isinstance(error, ValueError) and bool(where) and osp.abspath(
-        where[-1].filename).startswith(ours)
-
-
-@contextlib.contextmanager
-def one_clear_error():
-    """End the process with status 1 and the cause as last line; details stay above it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print('\ninterrupted; continue with the same command and --resume', file=sys.stderr)
-        raise SystemExit(130) from None
-    except Exception as error:
-        cause = root_cause(error)
-        if written_for_the_user(cause):
-            if get_dist_info()[0] == 0:
-                print(f'error: {cause}', file=sys.stderr)
-            raise SystemExit(1) from None
-        traceback.print_exc()
-        message = str(cause).strip()
-        if isinstance(cause, KeyError):
-            message = str(cause.args[0]) if cause.args else message
-        # A data worker hands its traceback on as text: its last line is the message.
-        if 'Original Traceback' in message:
-            message = message.splitlines()[-1]
-        print(f'\nerror: {type(cause).__name__}: {message}', file=sys.stderr)
-        raise SystemExit(1) from None

@@ -8,7 +8,7 @@ from torch import nn
 import mmext.registry  # noqa: F401
 from mmext.engine.checkpoint_check import check_fits
 from mmext.engine.config_check import ConfigError, check_config, check_data_paths
-from mmext.engine.launch import load_config, set_visualizer
+from mmext.engine.launch import build_model, load_config, set_visualizer
 from mmext.models import BiasPrunedViT
 
 
@@ -61,3 +61,19 @@ def test_default_global_blocks_end_each_quarter(depth, blocks):
         dict(embed_dim=16, depth=depth, num_heads=2), img_size=32, with_cls_token=False,
         out_type='featmap', window_size=2)
     assert set(range(depth)) - model.windowed == blocks
+
+
+def test_model_of_a_config(root_dir, tmp_path):
+    """By itself: in eval mode, with the preprocessor from wherever the config has it."""
+    path = tmp_path / 'config.py'
+    path.write_text(
+        "default_scope = 'mmpretrain'\n"
+        'data_preprocessor = dict(mean=[1.] * 3, std=[2.] * 3, num_classes=10)\n'
+        "model = dict(type='ImageClassifier', backbone=dict(type='mmext.DMST', arch='tiny-test'),\n"
+        "             head=dict(type='LinearClsHead', num_classes=10, in_channels=32))\n")
+    cfg = load_config(str(path), None, None, 'none')
+    model = build_model(cfg)
+    assert not model.training and model.data_preprocessor.std.flatten().tolist() == [2.] * 3
+    assert 'data_preprocessor' not in cfg.model  # the config stays as it is
+    for tool in (root_dir / 'tools').rglob('*.py'):
+        assert 'MODELS.build' not in tool.read_text(), f'{tool.name} has build_model'

@@ -64,6 +64,11 @@ def test_operators(tool, train, dtype):
     assert all('peak_mib' not in row['fused'] for row in table['rows'].values())
 
 
+def test_only_names_what_is_compared(tool):
+    result = run(tool, 'operator', '--tokens', 64, '--only', 'dmsa', '--no-memory', *SMALL)
+    assert set(result['tables'][0]['rows']) == {'plain', 'dmsa'}
+
+
 def test_backbones(tool):
     result = run(tool, 'backbone', '--arch', 'deit-tiny', '--size', 64, '--no-memory',
                  '--only', 'pruned 0.9-0.1', 'dmst', *SMALL)
@@ -131,6 +136,8 @@ def test_grid(tool, tokens, grid):
     (['layer', '--keep', '1.5'], '1.5'), (['layer', '--keep', 'x'], 'ratio'),
     (['layer', '--keep', '0.9-0.1'], 'schedule'), (['detector'], '--config'),
     (['layer', '--dim', '30', '--heads', '4'], 'multiple'), (['layer', '--repeat', '0'], 'repeat'),
+    (['layer', '--heads', '0'], '--heads 0'), (['layer', '--tokens', '64', '0'], '--tokens'),
+    (['layer', '--threads', '0'], '--threads'), (['layer', '--json', '/'], 'is a folder'),
 ])
 def test_bad_arguments(tool, capsys, args, message):
     with pytest.raises(SystemExit):

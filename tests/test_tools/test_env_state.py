@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -81,6 +82,16 @@ def test_original_openmmlab_packages_are_never_mixed_with_their_twins(monkeypatc
 @pytest.mark.parametrize('conditions', ['', '>=2.6', '<2', '<0.11,>=0.10.12', '==2.6.0', '!=1.0'])
 def test_version_ranges_against_packaging(version, conditions):
     assert env_state.satisfies(version, conditions) == (version in SpecifierSet(conditions))
+
+
+@pytest.mark.parametrize('args, code, text', [
+    (['--help'], 0, 'usage: env_state.py'), ([], 2, 'root'),
+    (['/nowhere'], 2, 'error: /nowhere is no checkout of mmext')])
+def test_command_line(args, code, text):
+    run = subprocess.run([sys.executable, DEV / 'env_state.py', *args], capture_output=True,
+                         text=True)
+    assert run.returncode == code and text in run.stdout + run.stderr
+    assert 'Traceback' not in run.stderr
 
 
 # ------------------------------------------------------------------------------- env.sh itself

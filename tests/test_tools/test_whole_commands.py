@@ -74,3 +74,19 @@ def test_amp_replaces_no_other_wrapper(command, configs, tmp_path, wrapper):
                            f'optim_wrapper.type={wrapper}'))
     assert f"optim_wrapper.type = '{wrapper}'" in line and 'leave --amp out' in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('tool, args, message', [
+    ('analysis_tools/get_flops.py', '{digits_cls} --keep-ratio 1.5', 'keep_ratio=1.5'),
+    ('analysis_tools/get_flops.py', '{digits_cls} --keep-ratio half', "'none' or numbers"),
+    ('analysis_tools/get_flops.py', '{digits_mask_rcnn} --shapes-only', 'add --backbone-only'),
+    ('analysis_tools/benchmark.py', 'layer --device gpu', "device 'gpu' cannot be used"),
+    ('analysis_tools/benchmark.py', 'layer --tokens 16 --only best', "--only 'best': on this"),
+    ('analysis_tools/benchmark.py', 'detector --config {digits_mask_rcn}', 'Did you mean'),
+    ('dev/gpu_check.py', '--device gpu', "device 'gpu' cannot be used")])
+def test_bad_values_end_in_one_line(command, configs, tmp_path, tool, args, message):
+    names = ('digits_cls', 'digits_mask_rcnn', 'digits_mask_rcn')
+    args = args.format(**{name: configs / f'{name}.py' for name in names}).split()
+    line = refused(command(tool, *args))
+    assert line.startswith('error: ') and message in line
+    assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from get_flops import build_model, default_shape
+from get_flops import default_shape
 from matplotlib.figure import Figure
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose
@@ -28,7 +28,7 @@ from mmext.checkpoints.files import read_state_dict
 from mmext.compat.checkpoints import forbid_code_in_checkpoints
 from mmext.datasets.loading import LoadImageFromFile
 from mmext.engine.config_check import ConfigError, check_config
-from mmext.engine.launch import load_config
+from mmext.engine.launch import build_model, load_config
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm'}
 SETTINGS = ('config', 'checkpoint', 'images', 'shape', 'layers', 'heads', 'device')

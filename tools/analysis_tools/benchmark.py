@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from mmext import ops
 from mmext.analysis import timing
+from mmext.clear_errors import one_clear_error
 from mmext.layers import DMSA, MSSA, TSSA, BiasedAttention
 
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -159,20 +160,17 @@ def backbones(args, size: int) -> dict[str, nn.Module]:
 
 
 def detectors(args) -> dict[str, nn.Module]:
-    from mmengine.config import Config
-    from mmengine.registry import MODELS, init_default_scope
-
     import mmext.registry  # noqa: F401  (prepares mmdet)
-    cfg = Config.fromfile(args.config)
-    init_default_scope(cfg.default_scope)
+    from mmext.engine.launch import build_model, load_config
     found = {}
     variants = {PLAIN: dict(key_bias=False, keep_ratio=None), 'bias': dict(key_bias=True,
                                                                           keep_ratio=None)}
     variants.update({keep_name(k): dict(key_bias=True, keep_ratio=k) for k in args.keep})
     for name, options in variants.items():
-        model = cfg.model.copy()
-        model.backbone = {**model.backbone, **options, 'gather': args.gather}
-        found[name] = MODELS.build(model)
+        options = {f'model.backbone.{key}': value for key, value in options.items()}
+        cfg = load_config(
+            args.config, {**options, 'model.backbone.gather': args.gather}, None, 'none')
+        found[name] = build_model(cfg)
     return found
 
 
@@ -205,7 +203,7 @@ def candidates(args, batch: int, extent: int, dtype: torch.dtype
                ) -> tuple[dict[str, Callable], dict[str, list[Tensor]]]:
     """Callables of one table, and the tensors that exist anyway (not saved for backward)."""
     if args.level == 'operator':
-        return operators(args, batch, extent, dtype), {}
+        return only(args, operators(args, batch, extent, dtype)), {}
     if args.level == 'layer':
         modules = layers(args, batch, extent, dtype)
         x = torch.randn(batch, extent, args.dim, device=args.device, dtype=dtype)
@@ -218,16 +216,23 @@ def candidates(args, batch: int, extent: int, dtype: torch.dtype
         call = {name: partial(detect, module) if args.level == 'detector' else module
                 for name, module in modules.items()}
     x.requires_grad_(args.train)
-    if args.only:
-        call = {name: f for name, f in call.items() if name in args.only or name == PLAIN}
     functions, ignored = {}, {}
-    for name, function in call.items():
+    for name, function in only(args, call).items():
         module = modules[name].to(args.device, dtype).train(args.train)
         if args.compile:
             function = torch.compile(function, dynamic=False)
         ignored[name] = [x, *module.parameters()]
         functions[name] = partial(step if args.train else inference, module, function, x)
     return functions, ignored
+
+
+def only(args, call: dict[str, Callable]) -> dict[str, Callable]:
+    """Those that --only names, and the baseline."""
+    unknown = [name for name in args.only or () if name not in call]
+    if unknown:
+        raise ValueError(f'--only {", ".join(map(repr, unknown))}: on this table are '
+                         f'{", ".join(map(repr, call))}')
+    return {name: f for name, f in call.items() if not args.only or name in (*args.only, PLAIN)}
 
 
 def inference(module: nn.Module, function: Callable, x: Tensor) -> object:
@@ -383,10 +388,17 @@ def parse_args(argv=None):
         parser.error('detector needs --config')
     if args.level == 'detector' and (args.train or args.compile):
         parser.error('detector is measured in inference, eager')
-    if args.dim % args.heads:
+    if min(args.dim, args.heads) < 1 or args.dim % args.heads:
         parser.error(f'--dim {args.dim} must be a multiple of --heads {args.heads}')
     if args.repeat < 1 or args.warmup < 0:
         parser.error('--repeat must be at least 1 and --warmup at least 0')
+    for name in ('tokens', 'size', 'batch', 'threads'):
+        value = getattr(args, name)
+        if value is not None and min(value if isinstance(value, list) else [value]) < 1:
+            parser.error(f'--{name} must be at least 1, got {value}')
+    for name in ('json', 'plot'):
+        if getattr(args, name) and Path(getattr(args, name)).is_dir():
+            parser.error(f'--{name} {getattr(args, name)} is a folder, give a file')
     return args
 
 
@@ -405,6 +417,7 @@ class Progress:
 
 
 def run(args) -> dict:
+    timing.check_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.level == 'detector':
@@ -430,4 +443,5 @@ def run(args) -> dict:
 
 
 if __name__ == '__main__':
-    run(parse_args())
+    with one_clear_error():
+        run(parse_args())

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
-from mmengine.registry import MODELS, init_default_scope
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.analysis.flop_counter import count_by_part, drop_values
-from mmext.engine.launch import load_config, one_clear_error
+from mmext.analysis.timing import check_device
+from mmext.engine.config_check import ConfigError
+from mmext.engine.launch import build_model, load_config, one_clear_error
 
 UNITS = ('GFLOPs = 2 x MACs / 1e9 of convolutions, linear layers, matrix products and attention; '
          'no softmax, normalisation, activation, top-k or gather.')
@@ -68,19 +69,10 @@ def parse_keep_ratio(words: list[str]):
     try:
         ratios = [float(word) for word in words]
     except ValueError:
-        raise SystemExit(f"--keep-ratio takes 'none' or numbers, got {' '.join(words)}") from None
+        raise ConfigError(f"--keep-ratio takes 'none' or numbers, got {' '.join(words)}") from None
     if len(ratios) == 1:
         return ratios[0]
     return tuple(ratios) if len(ratios) == 2 else ratios
-
-
-def build_model(cfg: Config):
-    """The model of a config in eval mode, pre-trained weights not loaded."""
-    init_default_scope(cfg.get('default_scope', 'mmengine'))
-    model = cfg.model.copy()
-    if cfg.get('data_preprocessor') is not None:
-        model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    return MODELS.build(model).eval()
 
 
 def default_shape(model, cfg: Config) -> tuple[int, int]:
@@ -101,11 +93,15 @@ def parameters(model, part: str) -> int:
 
 
 def analyse(args) -> dict:
+    check_device(args.device)
     cfg = load_config(args.config, args.cfg_options, None, 'none')
     model = build_model(cfg)
+    if args.shapes_only and hasattr(model, 'roi_head') and not args.backbone_only:
+        raise ConfigError('--shapes-only: the regions of a two-stage detector have values; leave '
+                          'it out, or add --backbone-only')
     if args.keep_ratio:
         if not hasattr(model.backbone, 'set_keep_ratio'):
-            raise SystemExit(f'--keep-ratio: backbone {type(model.backbone).__name__} does not '
+            raise ConfigError(f'--keep-ratio: backbone {type(model.backbone).__name__} does not '
                              'prune; leave the option out')
         model.backbone.set_keep_ratio(parse_keep_ratio(args.keep_ratio))
     if hasattr(model.backbone, 'set_gather'):

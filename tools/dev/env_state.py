@@ -4,14 +4,12 @@ Standard library only, so that it runs in an environment that is still empty. Pr
 the checkout is installed (editable, at this version) with all it needs. Where the original
 OpenMMLab packages are installed, these are kept: installing the ``onedl-*`` ones beside them
 would overwrite the same folders.
-
-Usage: env_state.py ROOT [EXTRA ...]
 """
 
+import argparse
 import json
 import re
 import shlex
-import sys
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -95,5 +93,11 @@ def pip_calls(root, extras):
 
 
 if __name__ == '__main__':
-    for call in pip_calls(Path(sys.argv[1]).resolve(), sys.argv[2:]):
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('root', type=Path, help='folder of the checkout')
+    parser.add_argument('extras', nargs='*', help="of setup.py, e.g. 'tests'")
+    args = parser.parse_args()
+    if not (args.root / 'mmext' / '__init__.py').is_file():
+        parser.error(f'{args.root} is no checkout of mmext')
+    for call in pip_calls(args.root.resolve(), args.extras):
         print(shlex.join(call))

@@ -22,6 +22,7 @@ import benchmark
 
 from mmext import ops
 from mmext.analysis import timing
+from mmext.clear_errors import one_clear_error
 from mmext.layers import DMSA, TSSA, BiasedAttention
 
 # largest error, relative to the largest value of the reference; inputs are rounded beforehand
@@ -210,11 +211,15 @@ def parse_args(argv=None):
     parser.add_argument('--minutes', type=float, default=5.5,
                         help='no new table is begun after this time')
     parser.add_argument('--correctness-only', action='store_true')
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.json.is_dir():
+        parser.error(f'--json {args.json} is a folder, give a file')
+    return args
 
 
 def main(argv=None) -> int:
     args = parse_args(argv)
+    timing.check_device(args.device)
     start = time.monotonic()
     on_gpu = torch.device(args.device).type == 'cuda'
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 is to mean fp32
@@ -273,4 +278,5 @@ def main(argv=None) -> int:
 
 
 if __name__ == '__main__':
-    raise SystemExit(main())
+    with one_clear_error():
+        raise SystemExit(main())

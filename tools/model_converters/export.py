@@ -18,12 +18,11 @@ from pathlib import Path
 
 import torch
 from mmengine.config import DictAction
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.checkpoints.files import read_state_dict
-from mmext.engine.launch import load_config, one_clear_error
+from mmext.engine.launch import build_model, load_config, one_clear_error
 
 SUFFIX = {'onnx': '.onnx', 'torch_export': '.pt2'}
 
@@ -89,10 +88,7 @@ def parse_args(argv=None):
 def build_part(args) -> tuple[Exportable, tuple[int, int]]:
     """The part to export in eval mode with its weights, and the size of its input."""
     cfg = load_config(args.config, args.cfg_options, None, 'none')
-    config = cfg.model.copy()
-    if cfg.get('data_preprocessor') is not None:
-        config.setdefault('data_preprocessor', cfg.data_preprocessor)
-    model = MODELS.build(config).eval().requires_grad_(False)
+    model = build_model(cfg).requires_grad_(False)
     if args.checkpoint:
         load(model, args.checkpoint)
     if args.keep_ratio:
