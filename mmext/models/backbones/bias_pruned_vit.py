@@ -92,7 +92,8 @@ class BiasedBlock(Block):
         x = x + self.drop_path1(self.ls1(y))
         if merge is not None and matching is not None:
             x, size = merge_tokens(x, matching, merge.size)
-            merge = merge._replace(size=size, source=track_tokens(merge.source, matching))
+            merge = Merge(size, track_tokens(merge.source, matching), merge.r, merge.num_prefix,
+                          merge.prop_attn)
         x = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
         return x, merge, extras
 
@@ -387,7 +388,8 @@ class BiasPrunedViT(TokenBackbone):
         for i, block in enumerate(self.blocks[:stop]):
             before = x
             if merge is not None:
-                merge = merge._replace(r=scaled_r(self.tome_r[i], hw[0] * hw[1]))
+                merge = Merge(merge.size, merge.source, scaled_r(self.tome_r[i], hw[0] * hw[1]),
+                              merge.num_prefix, merge.prop_attn)
             x, merge, extras = self.run_block(block, x, hw, valid, merge, i in layers)
             yield i, before, x, hw, valid, merge, extras
 
