@@ -69,7 +69,7 @@ setup(
     install_requires=[
         'torch>=2.6',
         'torchvision>=0.21',
-        'timm>=1.0.20,<2',
+        'timm>=1.0.26,<2',
         'onedl-mmengine>=0.10.12,<0.11',
         'onedl-mmcv>=2.3.6,<2.4',
         'onedl-mmdetection>=3.5.1,<3.6',

@@ -5,6 +5,7 @@ also holds its log history (``HistoryBuffer`` of numpy arrays); these few classe
 """
 
 import argparse
+import importlib
 import os
 import pickle
 import re
@@ -55,14 +56,16 @@ def allow_own_checkpoints() -> None:
         return
     import numpy as np
     from mmengine.logging import HistoryBuffer
-    multiarray = getattr(np, '_core', None) or np.core
+    # numpy 1 and 2 write different names of the same functions; either reads both
+    name = 'numpy._core.multiarray' if np.__version__ >= '2' else 'numpy.core.multiarray'
+    multiarray = importlib.import_module(name)
     torch.serialization.add_safe_globals([
         HistoryBuffer,
         (_history_method, 'builtins.getattr'),
         np.ndarray,
         np.dtype,
-        multiarray.multiarray._reconstruct,
-        multiarray.multiarray.scalar,
+        *[(getattr(multiarray, function), f'numpy.{core}.multiarray.{function}')
+          for core in ('core', '_core') for function in ('_reconstruct', 'scalar')],
         *{type(np.dtype(kind)) for kind in ('f4', 'f8', 'i4', 'i8', 'u4', 'u8', 'b1')},
     ])
 

@@ -20,8 +20,14 @@ FAMILIES = {
         'mmpretrain': ('mmpretrain', '1.2.0', '1.3'),
     },
 }
+# name -> the same two; None: not known to end
+PLAIN = {
+    'torch': ('2.6', None),
+    'torchvision': ('0.21', None),
+    'timm': ('1.0.26', '2'),
+}
 ALIASES = {'mmcv': ('mmcv-lite', 'mmcv-full'), 'mmengine': ('mmengine-lite',)}
-TESTED_TORCH = ('2.14.1',)
+TESTED_TORCH = ('2.6.0', '2.14.1')
 BROKEN_TRANSFORMERS = '5.24'  # from here on `import mmpretrain.models` fails with it
 
 
@@ -48,9 +54,23 @@ def installed() -> dict[str, dict[str, tuple[str, str]]]:
 
 def supported() -> str:
     """The supported sets, one line each."""
-    return '\n'.join(
-        f'  {family}: ' + ', '.join(f'{d} >={low},<{high}' for d, low, high in packages.values())
-        for family, packages in FAMILIES.items())
+    lines = [
+        f'  {family}: ' + ', '.join(f'{d} {span(low, high)}' for d, low, high in packages.values())
+        for family, packages in FAMILIES.items()]
+    either = ', '.join(f'{name} {span(*bounds)}' for name, bounds in PLAIN.items())
+    return '\n'.join([*lines, f'  with either: {either}'])
+
+
+def span(low: str, high: str | None) -> str:
+    return f'>={low}' + (f',<{high}' if high else '')
+
+
+def _require(distribution: str, version: str, low: str, high: str | None) -> None:
+    found = Version(Version(version).base_version)
+    if found < Version(low) or (high and found >= Version(high)):
+        raise ImportError(
+            f'{distribution} {version} is not supported by mmext. Install '
+            f'"{distribution}{span(low, high)}". Supported sets:\n' + supported())
 
 
 def check() -> None:
@@ -66,11 +86,11 @@ def check() -> None:
             '`), then install one set:\n' + supported())
     for family, packages in found.items():
         for name, (distribution, version) in packages.items():
-            _, low, high = FAMILIES[family][name]
-            if not Version(low) <= Version(Version(version).base_version) < Version(high):
-                raise ImportError(
-                    f'{distribution} {version} is not supported by mmext. Install '
-                    f'"{distribution}>={low},<{high}". Supported sets:\n' + supported())
+            _require(distribution, version, *FAMILIES[family][name][1:])
+    for distribution, bounds in PLAIN.items():
+        version = _version(distribution)
+        if version is not None:
+            _require(distribution, version, *bounds)
     torch_version = _version('torch')
     if torch_version and Version(torch_version) > Version(TESTED_TORCH[-1] + '.post999'):
         warnings.warn(

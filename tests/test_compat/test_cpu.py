@@ -53,6 +53,25 @@ def test_own_checkpoints_load_under_protection(tmp_path):
     assert loaded['message_hub']['loss'].mean() == 1.5 and loaded['seed'] == 3
 
 
+@pytest.mark.parametrize('other', ['numpy.core', 'numpy._core'])
+def test_checkpoints_of_numpy_1_and_2(tmp_path, other):
+    """The two write different names of one function; either is read."""
+    import zipfile
+
+    from mmengine.logging import HistoryBuffer
+    torch.save(dict(loss=HistoryBuffer([1., 2.], [1, 1])), tmp_path / 'a.pth')
+    path = tmp_path / 'b.pth'
+    with zipfile.ZipFile(tmp_path / 'a.pth') as old, zipfile.ZipFile(path, 'w') as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith('data.pkl'):
+                assert b'core.multiarray\n' in data
+                data = data.replace(b'numpy._core.multi', b'numpy.core.multi').replace(
+                    b'numpy.core.multi', other.encode() + b'.multi')
+            new.writestr(name, data)
+    assert checkpoints.read_checkpoint(str(path))['loss'].mean() == 1.5
+
+
 class Exploit:
 
     def __reduce__(self):

@@ -1,11 +1,16 @@
 """The version check: supported sets pass, others fail with the cure in the message."""
 
+import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from mmext.compat import versions
 
@@ -39,11 +44,56 @@ def test_supported_sets(environment, packages, recwarn):
 @pytest.mark.parametrize('name, version, cure', [
     ('onedl-mmcv', '2.2.0', 'onedl-mmcv>=2.3.6,<2.4'),
     ('onedl-mmdetection', '4.0.0', 'onedl-mmdetection>=3.5.1,<3.6'),
+    ('torch', '2.5.1+cu121', 'torch>=2.6'),
+    ('torchvision', '0.20.1', 'torchvision>=0.21'),
+    ('timm', '0.9.16', 'timm>=1.0.26,<2'),
+    ('timm', '2.0', 'timm>=1.0.26,<2'),
 ])
 def test_unsupported_version_names_the_cure(environment, name, version, cure):
     environment({**ONEDL, name: version})
-    with pytest.raises(ImportError, match=f'{name} {version} is not supported.*{cure}'):
+    with pytest.raises(ImportError, match=re.escape(f'{name} {version} is not supported by mmext. '
+                                                    f'Install "{cure}"')):
         versions.check()
+
+
+def bounds():
+    """Every distribution of the onedl set and beside it, with its bounds."""
+    return {**{name: span for name, *span in versions.FAMILIES['onedl'].values()},
+            **{name: list(span) for name, span in versions.PLAIN.items()}}
+
+
+def test_pip_gets_the_same_bounds(root_dir):
+    call = ast.parse((root_dir / 'setup.py').read_text()).body[-1].value
+    options = {keyword.arg: keyword.value for keyword in call.keywords}
+    asked = {r.name: r.specifier for r in map(
+        Requirement, ast.literal_eval(options['install_requires']))}
+    for name, (low, high) in bounds().items():
+        assert asked[name] == SpecifierSet(versions.span(low, high)), name
+    python = ast.literal_eval(options['python_requires'])
+    assert f'Python {python.replace(">=", "≥ ")}' in (
+        root_dir / 'docs' / 'install.md').read_text()
+
+
+def test_the_manual_states_the_bounds(root_dir):
+    """Oldest and newest version of every package, both of which the bounds admit."""
+    text = (root_dir / 'docs' / 'install.md').read_text()
+    rows = {cells[0]: cells[1:] for line in text.splitlines() if line.startswith('|')
+            if len(cells := [cell.strip(' `') for cell in line.strip('|').split('|')]) == 4}
+    for name, (low, high) in bounds().items():
+        allowed, oldest, newest = rows[name]
+        assert allowed == versions.span(low, high)
+        assert SpecifierSet(allowed).contains(newest) and SpecifierSet(allowed).contains(oldest)
+        assert Version(oldest).release[:2] == Version(low).release[:2]
+    assert rows['torch'][-1] == versions.TESTED_TORCH[-1]
+
+
+@pytest.mark.parametrize('end', ['oldest', 'newest'])
+def test_the_ends_of_the_bounds(environment, end, recwarn):
+    last = {'onedl-mmengine': '0.10.99', 'onedl-mmcv': '2.3.99', 'onedl-mmdetection': '3.5.99',
+            'onedl-mmpretrain': '1.3.99', 'timm': '1.99', 'torch': versions.TESTED_TORCH[-1]}
+    environment({name: low for name, (low, _) in bounds().items()} if end == 'oldest' else last)
+    versions.check()
+    assert not recwarn
 
 
 def test_mixture_of_families(environment):
