@@ -1,5 +1,6 @@
 """The documentation: files it names exist, options it shows are real, marked commands run."""
 
+import ast
 import os
 import re
 import subprocess
@@ -47,6 +48,29 @@ def test_paths_exist(doc):
         assert (ROOT / path).exists(), f'{doc.name} names {path}'
     for target in re.findall(r'\]\((?!http)([^)#]+)\)', text):
         assert (doc.parent / target).exists(), f'{doc.name} links to {target}'
+
+
+@cache
+def functions_of(path):
+    tree = ast.parse((ROOT / path).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize('doc', DOCS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_tests_exist(doc):
+    for path, name in re.findall(r'(tests/[\w/]+\.py)::(\w+)', doc.read_text()):
+        assert name in functions_of(path), f'{doc.name} names {path}::{name}'
+
+
+def test_every_report_has_its_tests():
+    """Rows of the table of public reports: repository#number, what must hold, tests by name."""
+    text = (ROOT / 'docs' / 'contributing.md').read_text()
+    table = text.split('## Reports that must not come back')[1].split('|---|---|---|')[1]
+    rows = [line.strip('|').split('|') for line in table.splitlines() if line.startswith('|')]
+    assert len(rows) >= 15
+    for reports, promise, tests in rows:
+        assert re.search(r'[\w-]+#\d+|^found here', reports.strip()) and len(promise) > 10, reports
+        assert re.search(r'tests/[\w/]+\.py::test_\w+', tests), reports
 
 
 @pytest.mark.parametrize('doc', DOCS, ids=lambda p: str(p.relative_to(ROOT)))
