@@ -1,11 +1,13 @@
-"""Stand-ins for mmcv's compiled ops where mmcv was built without a compiler.
+"""mmcv's ops without its compiled extension, and with one where its kernels fall short.
 
 mmcv's Python wrappers (``nms``, ``batched_nms``, ``RoIAlign``) look their kernels up in the
 extension module ``mmcv._ext``. Where that is absent, a module of the same name is put in its
 place: the kernels that Mask R-CNN needs come from torchvision (CPU and CUDA, same results), every
-other one raises an error that names it. A compiled extension is always preferred.
+other one raises an error that names it. A compiled extension is preferred, except for tensors that
+its kernels refuse (bf16; fp16 on CPU) or silently take for another layout (on CPU).
 """
 
+import importlib
 import importlib.machinery
 import importlib.util
 import sys
@@ -15,9 +17,8 @@ import torch
 from torch import Tensor
 
 CURE = ('mmcv is installed without its compiled ops. Install a build that has them for your torch '
-        'and CUDA version (`MMCV_WITH_OPS=1 pip install --no-binary onedl-mmcv '
-        '--no-build-isolation onedl-mmcv`, needs a C++20 compiler and about 20 minutes), or choose '
-        'a model that does not use this op.')
+        'and CUDA version (docs/install.md, section "mmcv with compiled ops"), or choose a model '
+        'that does not use this op.')
 
 
 class MissingOpError(NotImplementedError):
@@ -100,16 +101,43 @@ def has_compiled_ops() -> bool:
 
 
 def install() -> None:
-    """Put the stand-ins in place unless mmcv's compiled ops are there."""
-    if has_compiled_ops() or 'mmcv._ext' in sys.modules:
+    """Put the stand-ins in place: all of them, or beside mmcv's compiled ops."""
+    if 'mmcv._ext' in sys.modules and not has_compiled_ops():
+        return
+    if has_compiled_ops():
+        extension = importlib.import_module('mmcv._ext')
+        for stand_in in STAND_INS:
+            compiled = getattr(extension, stand_in.__name__)
+            if not hasattr(compiled, 'stand_in'):
+                setattr(extension, stand_in.__name__, _prefer(compiled, stand_in))
         return
     extension = _Extension('mmcv._ext', __doc__)
     extension.__spec__ = importlib.machinery.ModuleSpec('mmcv._ext', loader=None)
-    extension.nms = nms
-    extension.roi_align_forward = roi_align_forward
-    extension.roi_align_backward = roi_align_backward
+    for stand_in in STAND_INS:
+        setattr(extension, stand_in.__name__, stand_in)
     extension.get_compiler_version = lambda: 'not compiled (torchvision stand-ins of mmext)'
     extension.get_compiling_cuda_version = lambda: 'not available'
     sys.modules['mmcv._ext'] = extension
     import mmcv
     mmcv._ext = extension
+
+
+STAND_INS = (nms, roi_align_forward, roi_align_backward)
+
+
+def _prefer(compiled, stand_in):
+    """The compiled kernel for what it computes rightly, the stand-in for the rest."""
+
+    def op(*args, **kwargs):
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        average = kwargs.get('pool_mode', 1) == 1
+        return (stand_in if average and any(map(_unfit, tensors)) else compiled)(*args, **kwargs)
+
+    op.stand_in = stand_in
+    return op
+
+
+def _unfit(x: Tensor) -> bool:
+    on_cpu = x.device.type == 'cpu'
+    return x.dtype == torch.bfloat16 or (on_cpu and (
+        x.dtype == torch.float16 or not x.is_contiguous()))
