@@ -61,6 +61,8 @@ def has_onnx():
 def test_exported_file_equals_the_model(export, tmp_path, fmt, part, capsys):
     if fmt == 'onnx':
         has_onnx()
+    elif part == 'dmst' and torch.__version__.startswith('2.6.'):
+        pytest.skip('torch 2.6 cannot write this graph')
     config, out = tmp_path / 'config.py', tmp_path / ('out' + export.SUFFIX[fmt])
     name, options, flags = dict(
         classifier=('BiasPrunedViT', 'img_size=64, keep_ratio=(.8, .3)', []),

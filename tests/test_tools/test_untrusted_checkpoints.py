@@ -35,6 +35,7 @@ def attack(tmp_path, monkeypatch):
     monkeypatch.delenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', raising=False)
     monkeypatch.setenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '')
     monkeypatch.chdir(tmp_path)
+    DefaultScope._instance_dict.clear()
     path, trap = tmp_path / 'attack.pth', tmp_path / 'executed'
     model = timm.create_model('deit_tiny_patch16_224', depth=1)
     content = dict(model=model.state_dict(), state_dict=model.state_dict(), extra=Attack(trap))
@@ -123,7 +124,8 @@ def test_analysis_tools(attack, tool, root_dir, tmp_path, capsys):
 @pytest.mark.parametrize('name, arguments', [
     ('model_converters/convert_vit', ['{}', 'out.pth', '--to', 'mmext']),
     ('model_converters/publish_model', ['{}', 'out.pth']),
-    ('model_converters/export', ['{config}', '{}', '--out', 'out.onnx']),
+    ('model_converters/export',
+     ['{config}', '{}', '--format', 'torch_export', '--out', 'out.pt2']),
     ('analysis_tools/structured_pruning',
      ['deit_tiny_patch16_224', '--checkpoint', '{}', '--out', 'out.pth'])])
 def test_converters(attack, tool, root_dir, capsys, name, arguments):
