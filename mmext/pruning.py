@@ -86,7 +86,7 @@ def prune_attention(model: nn.Module, keep: float | Sequence | None = (0.9, 0.1)
             f'{type(model).__name__} has no attention that can be pruned (it has '
             f'{", ".join(others) or "no attention at all"}); supported are '
             + ', '.join(f'{cls.__module__}.{cls.__name__}' for cls in TIMM_ATTENTION))
-    keep_ratio_schedule(keep, len(found))
+    keep_ratio_schedule(keep, len(found), 'keep')
     BiasedAttention(1, 1, train_mode=train_mode, val_mode=val_mode, gather=gather)  # checks options
     num_prefix = _num_prefix_tokens(model)
     options = dict(train_mode=train_mode, val_mode=val_mode, gather=gather, keep_cls=keep_prefix)
@@ -165,8 +165,13 @@ def calibrate_bias(model: nn.Module, images: Tensor, keep: float | Sequence | No
         Each layer's relative error: squared norm of the output's change / that of the output.
 
     Raises:
-        ValueError: nothing is pruned in this model, or its attention is query-key-free.
+        ValueError: nothing is pruned in this model, its attention is query-key-free, or the images
+            are no batch.
     """
+    if not isinstance(images, Tensor) or images.dim() != 4:
+        found = tuple(images.shape) if hasattr(images, 'shape') else type(images).__name__
+        raise ValueError(f'images must be one tensor (n, 3, H, W), normalised; got {found} '
+                         f'({type(images).__name__})')
     layers = pruned_layers(model)
     if not layers:
         raise ValueError(f'{type(model).__name__} has no bias-pruned attention: call '

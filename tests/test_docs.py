@@ -1,6 +1,7 @@
 """The documentation: files it names exist, options it shows are real, marked commands run."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -103,3 +104,40 @@ def test_marked_commands_run(doc, tmp_path):
             run = subprocess.run(['bash', '-euo', 'pipefail', '-c', text], cwd=tmp_path,
                                  env={**os.environ, 'PATH': path}, capture_output=True, text=True)
             assert run.returncode == 0, f'{text}\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}'
+
+
+def test_config_for_own_data(tmp_path, monkeypatch):
+    """The page's two-class config on two pictures: passes the check, reads them, builds."""
+    from mmdet.registry import DATASETS
+    from PIL import Image
+
+    from mmext.engine.launch import build_model, load_config
+    text = next(t for _, t in blocks(ROOT / 'docs/training.md', 'python') if 'data/mine' in t)
+    (tmp_path / 'my_detector.py').write_text(text)
+    images = tmp_path / 'data/mine/images'
+    images.mkdir(parents=True)
+    for i in range(2):
+        Image.new('RGB', (64, 48), (90 * i, 60, 30)).save(images / f'{i}.jpg')
+    found = dict(
+        images=[dict(id=i, file_name=f'{i}.jpg', width=64, height=48) for i in range(2)],
+        categories=[dict(id=7, name='cat'), dict(id=9, name='dog')],
+        annotations=[dict(id=i + 1, image_id=i, category_id=7 + 2 * i, bbox=[8, 8, 20, 20],
+                          area=400, iscrowd=0, segmentation=[[8, 8, 28, 8, 28, 28, 8, 28]])
+                     for i in range(2)])
+    for name in ('train.json', 'val.json'):
+        (images.parent / name).write_text(json.dumps(found))
+    monkeypatch.chdir(tmp_path)
+    check = [sys.executable, ROOT / 'tools/dataset_converters/check_coco.py', '--config',
+             'my_detector.py']
+    run = subprocess.run(check, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    cfg = load_config('my_detector.py', None, 'work', 'none')
+    dataset = DATASETS.build(cfg.train_dataloader.dataset)
+    assert [entry['instances'][0]['bbox_label'] for entry in
+            (dataset.get_data_info(i) for i in range(2))] == [0, 1]
+    heads = build_model(cfg).roi_head
+    assert heads.bbox_head.fc_cls.out_features == 3 and heads.mask_head.num_classes == 2
+    found['categories'][1]['name'] = 'wolf'
+    (images.parent / 'train.json').write_text(json.dumps(found))
+    run = subprocess.run(check, capture_output=True, text=True)
+    assert run.returncode == 1 and 'dog' in run.stdout + run.stderr

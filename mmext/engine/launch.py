@@ -34,7 +34,10 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
     try:
         cfg = get_config(path) if '::' in path else Config.fromfile(path)
     except (SyntaxError, NameError, KeyError, FileNotFoundError, ValueError) as error:
-        raise ConfigError(f'config {path!r} cannot be read: {error}') from error
+        hint = '' if '.mim' not in str(error) else (
+            '. Configs are found by name (mmext::...) once mmext is installed: run '
+            '`pip install -e .` in its checkout')
+        raise ConfigError(f'config {path!r} cannot be read: {error}{hint}') from error
     drop_own_scope(cfg._cfg_dict)
     if options:
         try:

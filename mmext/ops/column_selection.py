@@ -25,7 +25,8 @@ def check_ratio(ratio: float, name: str = 'keep_ratio') -> float:
 
 
 def keep_ratio_schedule(
-        keep_ratio: float | Sequence[float | None] | None, depth: int) -> list[float | None]:
+        keep_ratio: float | Sequence[float | None] | None, depth: int,
+        name: str = 'keep_ratio') -> list[float | None]:
     """Keep ratio of every layer.
 
     Args:
@@ -33,6 +34,7 @@ def keep_ratio_schedule(
             linear schedule r_l = r0 + (r1 - r0) * l / (L - 1), both ends included; a sequence of
             ``depth`` entries gives each layer its own, None entries keeping all.
         depth: number of layers L.
+        name: what messages call it.
 
     Returns:
         ``depth`` entries, each a ratio or None.
@@ -43,16 +45,16 @@ def keep_ratio_schedule(
     if keep_ratio is None:
         return [None] * depth
     if not isinstance(keep_ratio, Sequence) or isinstance(keep_ratio, str):
-        return [check_ratio(keep_ratio)] * depth
+        return [check_ratio(keep_ratio, name)] * depth
     if len(keep_ratio) not in (2, depth):
         raise ValueError(
-            f'keep_ratio={keep_ratio!r} has {len(keep_ratio)} entries; give one number, a pair '
+            f'{name}={keep_ratio!r} has {len(keep_ratio)} entries; give one number, a pair '
             f'(first, last) for a linear schedule, or one entry for each of the {depth} layers')
-    ratios = [None if ratio is None else check_ratio(ratio) for ratio in keep_ratio]
+    ratios = [None if ratio is None else check_ratio(ratio, name) for ratio in keep_ratio]
     if len(ratios) == depth:
         return ratios
     if None in ratios:
-        raise ValueError(f'keep_ratio={keep_ratio!r}: both ends of a schedule must be numbers')
+        raise ValueError(f'{name}={keep_ratio!r}: both ends of a schedule must be numbers')
     first, last = ratios
     return [first + (last - first) * layer / max(depth - 1, 1) for layer in range(depth)]
 

@@ -220,7 +220,7 @@ def candidates(args, batch: int, extent: int, dtype: torch.dtype
     for name, function in only(args, call).items():
         module = modules[name].to(args.device, dtype).train(args.train)
         if args.compile:
-            function = torch.compile(function, dynamic=False)
+            module.compile(dynamic=False)
         ignored[name] = [x, *module.parameters()]
         functions[name] = partial(step if args.train else inference, module, function, x)
     return functions, ignored
@@ -388,6 +388,8 @@ def parse_args(argv=None):
         parser.error('detector needs --config')
     if args.level == 'detector' and (args.train or args.compile):
         parser.error('detector is measured in inference, eager')
+    if args.level == 'operator' and args.compile:
+        parser.error('operators are measured eager; --compile is for layers and backbones')
     if min(args.dim, args.heads) < 1 or args.dim % args.heads:
         parser.error(f'--dim {args.dim} must be a multiple of --heads {args.heads}')
     if args.repeat < 1 or args.warmup < 0:
