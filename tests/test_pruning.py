@@ -178,6 +178,14 @@ def test_wrong_arguments_leave_the_model_alone():
         set_keep_ratio(model, [0.5] * 4)
 
 
+@pytest.mark.parametrize('images', [torch.zeros(3, 64, 64), np.zeros((4, 3, 64, 64)), [1, 2]])
+def test_calibration_says_what_images_it_takes(images):
+    model, _ = build('vit')
+    prune_attention(model, keep=0.5)
+    with pytest.raises(ValueError, match=r'images must be one tensor \(n, 3, H, W\)'):
+        calibrate_bias(model, images)
+
+
 @pytest.mark.parametrize('key', ['dinov2 registers', 'beit', 'eva02', 'no qkv bias'])
 def test_calibration_lowers_the_error(key):
     """On the calibration images, against as many columns ranked by a random direction."""
