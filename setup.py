@@ -47,7 +47,7 @@ class BuildPy(build_py):
 
 
 class Sdist(sdist):
-    """Adds MIM and the licence to the source archive."""
+    """Adds MIM and the license to the source archive."""
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)

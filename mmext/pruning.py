@@ -131,7 +131,7 @@ def set_keep_ratio(model: nn.Module, value: float | Sequence | None, train: bool
 def calibrate_bias(model: nn.Module, images: Tensor, keep: float | Sequence | None = None,
                    spread: float = 1e-3, steps: int = 120, num_queries: int = 48,
                    batch_size: int = 8, flip: bool = True, seed: int = 0) -> list[float]:
-    """Give the key bias of a pruned model a start from a few dozen unlabelled images.
+    """Give the key bias of a pruned model a start from a few dozen unlabeled images.
 
     Trains the key bias alone, layer by layer in the order of depth, so that what a layer puts out
     with its kept columns comes near to what it puts out with all of them. All images go through
@@ -146,13 +146,13 @@ def calibrate_bias(model: nn.Module, images: Tensor, keep: float | Sequence | No
     regression stays. Few images are soon learned by heart, in the last layers most of all.
 
     Only the order of the biases chooses the columns; their size changes the attention itself, in
-    favour of outliers. Hence a small ``spread``. A training that follows moves every weight by
+    favor of outliers. Hence a small ``spread``. A training that follows moves every weight by
     about the learning rate a step (Adam): where the order shall survive the first steps, take a
     spread of 0.1 to 0.5, at the price of a worse start.
 
     Args:
         model: has bias-pruned attention (``prune_attention``, ``BiasPrunedViT``).
-        images: (n, 3, H, W), normalised as the model wants them; some 30 to 60 at 224 pixels.
+        images: (n, 3, H, W), normalized as the model wants them; some 30 to 60 at 224 pixels.
         keep: keep ratio to fit for, as in ``prune_attention``; None takes the model's own for
             validation. It stays set afterwards. A layer that keeps all is fitted for one half.
         spread: standard deviation of the bias over tokens, in logits.
@@ -170,7 +170,7 @@ def calibrate_bias(model: nn.Module, images: Tensor, keep: float | Sequence | No
     """
     if not isinstance(images, Tensor) or images.dim() != 4:
         found = tuple(images.shape) if hasattr(images, 'shape') else type(images).__name__
-        raise ValueError(f'images must be one tensor (n, 3, H, W), normalised; got {found} '
+        raise ValueError(f'images must be one tensor (n, 3, H, W), normalized; got {found} '
                          f'({type(images).__name__})')
     layers = pruned_layers(model)
     if not layers:
@@ -324,7 +324,7 @@ def _importance(q, k, v, scale, mask) -> Tensor:
 
 
 def _ridge(features: Tensor, target: Tensor) -> Tensor:
-    """features (n, N, C), target (n, N, H) -> weights (C, H) for the standardised target."""
+    """features (n, N, C), target (n, N, H) -> weights (C, H) for the standardized target."""
     features, target = features.flatten(0, 1), target.flatten(0, 1)
     target = (target - target.mean(0)) / target.std(0).clamp(min=1e-6)
     gram = features.t() @ features / len(features)

@@ -135,7 +135,7 @@ class TokenStatisticsTransformer(DMST):
             cls_attn_blocks=[(r'^cls_attn_blocks\.(\d+)', None), (r'^norm', (99999,))])
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> normalised tokens (B, 1 + N, C), class token first."""
+        """Images (B, 3, H, W) -> normalized tokens (B, 1 + N, C), class token first."""
         for _, _, y, _, valid, _ in self._run(x):  # noqa: B007  (used behind the loop)
             pass
         return self.norm(self.class_tail(y, valid))

@@ -64,7 +64,7 @@ def build(cfg, seed=0):
 
 
 def fake_batch(sizes=((100, 128), (128, 70)), objects=(3, 2), seed=0):
-    """What mmdet's pipeline hands over: pictures of different sizes with boxes and masks."""
+    """What mmdet's pipeline hands over: images of different sizes with boxes and masks."""
     from mmdet.structures import DetDataSample
     from mmdet.structures.mask import BitmapMasks
     from mmengine.structures import InstanceData
@@ -100,7 +100,7 @@ def losses_of(model, batch):
 
 
 def write_coco(folder, images=4, size=(96, 128), objects=2, seed=0):
-    """A small COCO data set of bright rectangles on noise: annotations.json beside the pictures."""
+    """A small COCO data set of bright rectangles on noise: annotations.json beside the images."""
     import json
 
     from PIL import Image
@@ -111,18 +111,18 @@ def write_coco(folder, images=4, size=(96, 128), objects=2, seed=0):
         images=[], annotations=[],
         categories=[dict(id=i + 1, name=name) for i, name in enumerate(names)])
     for image_id in range(images):
-        picture = rng.integers(0, 80, (height, width, 3), dtype=np.uint8)
+        image = rng.integers(0, 80, (height, width, 3), dtype=np.uint8)
         for _ in range(objects):
             x, y = (int(v) for v in rng.integers(0, (width // 2, height // 2)))
             w, h = (int(v) for v in rng.integers(16, (width // 2, height // 2)))
             label = int(rng.integers(0, 3))
-            picture[y:y + h, x:x + w, label] = 250
+            image[y:y + h, x:x + w, label] = 250
             data['annotations'].append(dict(
                 id=len(data['annotations']) + 1, image_id=image_id, category_id=label + 1,
                 bbox=[x, y, w, h], area=w * h, iscrowd=0,
                 segmentation=[[x, y, x + w, y, x + w, y + h, x, y + h]]))
         name = f'{image_id}.png'
-        Image.fromarray(picture).save(folder / name)
+        Image.fromarray(image).save(folder / name)
         data['images'].append(dict(id=image_id, file_name=name, height=height, width=width))
     (folder / 'annotations.json').write_text(json.dumps(data))
     return folder

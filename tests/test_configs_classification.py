@@ -192,7 +192,7 @@ def test_counts_of_the_index():
     """Parameters and FLOPs of the index against the models and the closed formulas."""
     import yaml
 
-    from mmext.ops.flops import VIT_ARCHS, vit_macs
+    from mmext.analysis.flop_formulas import VIT_ARCHS, vit_macs
     entries = yaml.safe_load((CONFIGS / 'deit_bias' / 'metafile.yml').read_text())['Models']
     counted = {}
     for entry in entries:

@@ -138,7 +138,7 @@ def test_training_step_and_prediction(name):
     ((333, 517), ), ((1024, 768), ), ((64, 1056), ), ((65, 31), (48, 100)), ((16, 16), )])
 @pytest.mark.parametrize('divisor', [1, 16])
 def test_any_size(sizes, divisor):
-    """Levels have the ceil of the padded size over the stride; boxes stay in the picture."""
+    """Levels have the ceil of the padded size over the stride; boxes stay in the image."""
     cfg = small_config(PAIR, dim=8, width=8)
     cfg.model.data_preprocessor.pad_size_divisor = divisor
     model = build(cfg).eval()

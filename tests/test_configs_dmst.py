@@ -123,20 +123,20 @@ def test_one_step(path):
 
 @pytest.mark.parametrize('dataset', ['cifar10', 'cifar100', 'pets', 'food101', 'svhn', 'tost'])
 def test_pipelines_run(dataset, tmp_path):
-    """Both pipelines on a picture; the test one equals torchvision's steps, colours included."""
+    """Both pipelines on an image; the test one equals torchvision's steps, colors included."""
     from torchvision import transforms
     name = 'imagenet_224_tost' if dataset == 'tost' else f'{dataset}_224'
     cfg = Config.fromfile(ROOT / '_base_' / 'datasets' / f'{name}.py')
-    picture = np.random.default_rng(0).integers(0, 256, (40, 52, 3), dtype=np.uint8)
-    Image.fromarray(picture).save(tmp_path / 'a.png')
+    image = np.random.default_rng(0).integers(0, 256, (40, 52, 3), dtype=np.uint8)
+    Image.fromarray(image).save(tmp_path / 'a.png')
     reads = cfg.test_pipeline[0].type == 'LoadImageFromFile'
-    sample = dict(img_path=str(tmp_path / 'a.png')) if reads else dict(img=picture)
+    sample = dict(img_path=str(tmp_path / 'a.png')) if reads else dict(img=image)
     train = Compose(cfg.train_pipeline)(dict(sample, gt_label=1))
     test = Compose(cfg.test_pipeline)(dict(sample, gt_label=1))
     assert train['inputs'].shape == test['inputs'].shape == (3, 224, 224)
     if dataset != 'tost':
         rgb = test['inputs'] if not cfg.data_preprocessor.to_rgb else test['inputs'].flip(0)
-        expected = transforms.Resize((224, 224))(Image.fromarray(picture))
+        expected = transforms.Resize((224, 224))(Image.fromarray(image))
         assert torch.equal(rgb, torch.from_numpy(np.asarray(expected).copy()).permute(2, 0, 1))
 
 

@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope, init_default_scope
 
 import mmext.registry  # noqa: F401  (before mmpretrain)
-from mmext.engine.launch import load_config
+from mmext.cli.launch import load_config
 
 FOLDER = Path(__file__).resolve().parents[1] / 'configs' / 'evidence'
 CONFIGS = sorted(FOLDER.glob('*.py'))

@@ -107,11 +107,11 @@ def test_marked_commands_run(doc, tmp_path):
 
 
 def test_config_for_own_data(tmp_path, monkeypatch):
-    """The page's two-class config on two pictures: passes the check, reads them, builds."""
+    """The page's two-class config on two images: passes the check, reads them, builds."""
     from mmdet.registry import DATASETS
     from PIL import Image
 
-    from mmext.engine.launch import build_model, load_config
+    from mmext.cli.launch import build_model, load_config
     text = next(t for _, t in blocks(ROOT / 'docs/training.md', 'python') if 'data/mine' in t)
     (tmp_path / 'my_detector.py').write_text(text)
     images = tmp_path / 'data/mine/images'

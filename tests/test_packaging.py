@@ -176,14 +176,14 @@ def test_both_inferencers_in_one_process(installed, trained, order):
         import sys
         import mmext.registry
         from mmengine.config import Config
-        mim, picture, *order = sys.argv[1:]
+        mim, image, *order = sys.argv[1:]
 
         def cls():
             from mmpretrain import ImageClassificationInferencer
             cfg = Config.fromfile(f'{mim}/configs/quickstart/digits_cls.py')
             cfg.test_dataloader = cfg.val_dataloader
             infer = ImageClassificationInferencer(cfg, 'work_dirs/digits_cls/epoch_1.pth')
-            print('\\nfound cls', infer(picture)[0]['pred_class'])
+            print('\\nfound cls', infer(image)[0]['pred_class'])
 
         def det():
             from mmdet.apis import DetInferencer
@@ -191,13 +191,13 @@ def test_both_inferencers_in_one_process(installed, trained, order):
             cfg.visualizer = dict(type='DetLocalVisualizer')
             infer = DetInferencer(
                 cfg, 'work_dirs/digits_mask_rcnn/iter_2.pth', show_progress=False)
-            print('\\nfound det', len(infer(picture)['predictions'][0]['scores']))
+            print('\\nfound det', len(infer(image)['predictions'][0]['scores']))
 
         for name in order:
             dict(cls=cls, det=det)[name]()
     ''')
-    picture = next((folder / 'digits' / 'detection' / 'val').glob('*.png'))
-    result = run(installed, '-c', code, mim, str(picture), *order.split(), cwd=folder,
+    image = next((folder / 'digits' / 'detection' / 'val').glob('*.png'))
+    result = run(installed, '-c', code, mim, str(image), *order.split(), cwd=folder,
                  PATH=str(folder))
     assert result.returncode == 0, result.stderr[-3000:]
     assert re.findall(r'^found (cls|det) .+$', result.stdout, re.M) == order.split()

@@ -1,9 +1,9 @@
-"""Run a trained detector or classifier on pictures and draw what it found.
+"""Run a trained detector or classifier on images and draw what it found.
 
     python tools/demo.py IMAGE|FOLDER CONFIG CHECKPOINT --out-dir outputs
 
-A detector writes OUT_DIR/vis/<picture> with boxes and masks and OUT_DIR/preds/<picture>.json, a
-classifier OUT_DIR/<picture>.png and OUT_DIR/predictions.json. A picture that cannot be read is
+A detector writes OUT_DIR/vis/<image> with boxes and masks and OUT_DIR/preds/<image>.json, a
+classifier OUT_DIR/<image>.png and OUT_DIR/predictions.json. An image that cannot be read is
 named and left out; the exit status is then 1.
 """
 
@@ -16,9 +16,9 @@ from mmengine.config import Config
 from mmengine.device import get_device
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.compat.checkpoints import forbid_code_in_checkpoints
-from mmext.engine.checkpoint_check import check_fits, check_readable
-from mmext.engine.launch import one_clear_error, set_visualizer
+from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
+from mmext.cli.checkpoint_check import check_fits, check_readable
+from mmext.cli.launch import one_clear_error, set_visualizer
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
 
@@ -26,7 +26,7 @@ SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('images', type=Path, help='a picture or a folder of pictures')
+    parser.add_argument('images', type=Path, help='an image or a folder of images')
     parser.add_argument('config')
     parser.add_argument('checkpoint')
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'))
@@ -45,12 +45,12 @@ def find_images(path: Path) -> list[Path]:
         return [path]
     images = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
     if not images:
-        raise SystemExit(f'error: no pictures in {path} ({", ".join(sorted(SUFFIXES))})')
+        raise SystemExit(f'error: no images in {path} ({", ".join(sorted(SUFFIXES))})')
     return images
 
 
 def detector(args, cfg):
-    """A function from a picture's path to one line about it; draws and writes on the way."""
+    """A function from an image's path to one line about it; draws and writes on the way."""
     from mmdet.apis import DetInferencer
 
     infer = DetInferencer(
@@ -110,10 +110,10 @@ def main(argv=None):
     for image in images:
         try:
             print(f'{image.name}: {run(image)}')
-        except Exception as error:  # whatever is wrong with one picture, the others are drawn
+        except Exception as error:  # whatever is wrong with one image, the others are drawn
             failed += 1
             print(f'{image.name}: left out, {type(error).__name__}: {error}', file=sys.stderr)
-    print(f'{len(images) - failed} of {len(images)} pictures, drawn in {args.out_dir}')
+    print(f'{len(images) - failed} of {len(images)} images, drawn in {args.out_dir}')
     return int(failed > 0)
 
 

@@ -11,8 +11,8 @@ from mmengine.dist import is_main_process
 from mmengine.model import is_model_wrapper
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.engine.checkpoint_check import check_fits
-from mmext.engine.launch import (
+from mmext.cli.checkpoint_check import check_fits
+from mmext.cli.launch import (
     ConfigError,
     build_runner,
     load_config,
@@ -85,7 +85,7 @@ def main():
         raise ConfigError(f'--out {args.out!r} must end in .pkl (predictions) or .json (metrics).')
     if args.tta and args.show_dir and cfg.default_scope == 'mmpretrain':
         raise ConfigError('--tta and --show-dir exclude each other for classifiers: there is no '
-                          'one picture to draw on.')
+                          'one image to draw on.')
     cfg.load_from = args.checkpoint
     _no_pretrained(cfg.model)
     if args.show_dir:

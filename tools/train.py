@@ -6,7 +6,7 @@ import os
 from mmengine.config import DictAction
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.engine.launch import ConfigError, build_runner, load_config, one_clear_error
+from mmext.cli.launch import ConfigError, build_runner, load_config, one_clear_error
 
 
 def parse_args():

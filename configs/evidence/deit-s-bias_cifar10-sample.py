@@ -62,5 +62,5 @@ test_cfg = dict()
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=20),
     checkpoint=dict(type='CheckpointHook', interval=1, max_keep_ckpts=1, save_optimizer=False))
-custom_hooks = [dict(type='mmext.RunArtifactsHook', num_pictures=20, columns=5)]
+custom_hooks = [dict(type='mmext.RunArtifactsHook', num_images=20, columns=5)]
 randomness = dict(seed=0)

@@ -1,6 +1,6 @@
 """Bias-pruned DeiT-S that knows what is padding: padding ranks last and does not count in k.
 
-Our choice, the paper has no mask. Large-scale jitter pads a picture at ratio .1 to 99 %; without
+Our choice, the paper has no mask. Large-scale jitter pads an image at ratio .1 to 99 %; without
 the mask, columns of padding can win the selection.
 """
 

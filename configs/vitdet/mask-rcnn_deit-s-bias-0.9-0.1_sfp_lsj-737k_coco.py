@@ -1,6 +1,6 @@
 """As ..._lsj-100e_coco.py with the schedule counted in iterations, as ViTDet counts.
 
-184,375 iterations x 64 pictures / 118,000 = 100 epochs; the same pictures at batch 16:
+184,375 iterations x 64 images / 118,000 = 100 epochs; the same images at batch 16:
 184,375 x 64 / 16 = 737,500; steps 163,889 x 4 = 655,556 and 177,546 x 4 = 710,184.
 """
 

@@ -1,7 +1,7 @@
 """Mask R-CNN on DMST-S: linear attention over all 4,096 tokens, padding kept out of its statistics.
 
 Our choice throughout, the paper has no detection: heads and schedule of the bias-pruned pair, drop
-path .05 as in pre-training. The data preprocessor hands on what is picture: large-scale jitter pads
+path .05 as in pre-training. The data preprocessor hands on what is image: large-scale jitter pads
 up to 99 % of the canvas, and DMSA sums over tokens.
 Starts from configs/dmst/dmst-s_8xb128-400e_in1k.py.
 """

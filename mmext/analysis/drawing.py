@@ -1,6 +1,6 @@
 """Figures of the analyses. Takes arrays, computes nothing but scales; see the sibling modules.
 
-Colours: viridis for maps, the Okabe-Ito cycle for lines; both hold for colour-blind readers.
+Colors: viridis for maps, the Okabe-Ito cycle for lines; both hold for color-blind readers.
 """
 
 import textwrap
@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#F0E442')
+COLORS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#F0E442')
 MARKERS = 'osD^vP*X'
 CORNERS = ((1, -1), (1, 1), (-1, -1), (-1, 1))  # of a point, where its label goes
-LONGEST = 512  # sides of matrices and pictures are reduced to this many points
+LONGEST = 512  # sides of matrices and images are reduced to this many points
 
 
 def save(figure: Figure, path: Path, note: str | None = None, dpi: int = 110) -> Path:
@@ -32,19 +32,19 @@ def save(figure: Figure, path: Path, note: str | None = None, dpi: int = 110) ->
 
 
 class Cell(NamedTuple):
-    """A panel: a map, a picture, or a map over a picture.
+    """A panel: a map, an image, or a map over an image.
 
     Args:
         values: (h, w) numbers, or None.
-        picture: (H, W, 3) uint8, or None.
+        image: (H, W, 3) uint8, or None.
         title: above the panel.
-        axes: (label of rows, label of columns) for a matrix, None for pictures without ticks.
-        vmax: where the colour scale ends; None: at the largest value.
+        axes: (label of rows, label of columns) for a matrix, None for images without ticks.
+        vmax: where the color scale ends; None: at the largest value.
         shape: rows and columns that the axes count, where ``values`` was reduced; else None.
     """
 
     values: np.ndarray | None = None
-    picture: np.ndarray | None = None
+    image: np.ndarray | None = None
     title: str = ''
     axes: tuple[str, str] | None = None
     vmax: float | None = None
@@ -74,13 +74,13 @@ def shrink(matrix: np.ndarray, longest: int = LONGEST) -> np.ndarray:
 
 def cell_grid(rows: Sequence[Sequence[Cell]], row_labels: Sequence[str], title: str,
               unit: str, share: str = 'panel', cmap: str = 'viridis', size: float = 2.3) -> Figure:
-    """Rows of panels with colour bars.
+    """Rows of panels with color bars.
 
     Args:
         rows: panels; rows may differ in length.
         row_labels: written before the first panel of each row.
-        unit: label of the colour bars.
-        share: one colour scale for 'panel', 'row' or 'all'.
+        unit: label of the color bars.
+        share: one color scale for 'panel', 'row' or 'all'.
         size: side of a panel in inches.
     """
     columns = max(len(row) for row in rows)
@@ -124,17 +124,17 @@ def _limits(cells: Sequence[Cell]) -> tuple[float, float]:
 
 
 def _draw_cell(axis, cell: Cell, limits, cmap):
-    image = None
-    if cell.picture is not None:
-        picture = shrink(cell.picture) / 255
+    shown = None
+    if cell.image is not None:
+        image = shrink(cell.image) / 255
         if cell.values is not None:
-            picture = np.repeat(picture.mean(-1, keepdims=True), 3, -1)
-        axis.imshow(picture)
-        box = (-.5, picture.shape[1] - .5, picture.shape[0] - .5, -.5)
+            image = np.repeat(image.mean(-1, keepdims=True), 3, -1)
+        axis.imshow(image)
+        box = (-.5, image.shape[1] - .5, image.shape[0] - .5, -.5)
     if cell.values is not None:
-        over = cell.picture is not None
+        over = cell.image is not None
         height, width = cell.shape or cell.values.shape
-        image = axis.imshow(
+        shown = axis.imshow(
             cell.values, cmap=cmap, vmin=limits[0], vmax=limits[1], interpolation='nearest',
             extent=box if over else (-.5, width - .5, height - .5, -.5), alpha=.7 if over else 1)
     if cell.axes is None:
@@ -146,7 +146,7 @@ def _draw_cell(axis, cell: Cell, limits, cmap):
         axis.tick_params(labelsize=7)
         axis.locator_params(nbins=5, integer=True)
     axis.set_title(cell.title, fontsize=9)
-    return image
+    return shown
 
 
 def _bar(figure, image, axes, cell: Cell, unit: str) -> None:
@@ -159,13 +159,13 @@ def _bar(figure, image, axes, cell: Cell, unit: str) -> None:
     bar.solids.set_alpha(1)
 
 
-def darkened(picture: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """The picture (H, W, 3) with the patches that are not kept (h, w) nearly black."""
-    height, width = picture.shape[:2]
+def darkened(image: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """The image (H, W, 3) with the patches that are not kept (h, w) nearly black."""
+    height, width = image.shape[:2]
     rows = np.arange(height) * keep.shape[0] // height
     columns = np.arange(width) * keep.shape[1] // width
     light = np.where(keep[rows][:, columns], 1, .15)[..., None]
-    return (picture * light).astype(np.uint8)
+    return (image * light).astype(np.uint8)
 
 
 # --------------------------------------------------------------------------------- lines, clouds
@@ -179,7 +179,7 @@ class Line(NamedTuple):
     y: Sequence[float]
     spread: Sequence[float] | None = None
     style: str = '-'
-    colour: int = 0
+    color: int = 0
 
 
 class Panel(NamedTuple):
@@ -189,7 +189,7 @@ class Panel(NamedTuple):
     title: str
     ylabel: str
     zero: bool = False  # a line at y = 0
-    level: tuple[float, str] | None = None  # a labelled horizontal line
+    level: tuple[float, str] | None = None  # a labeled horizontal line
 
 
 def line_panels(panels: Sequence[Panel], xlabel: str, title: str = '') -> Figure:
@@ -198,12 +198,12 @@ def line_panels(panels: Sequence[Panel], xlabel: str, title: str = '') -> Figure
     for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for line in panel.lines:
             x, y = np.asarray(line.x, float), np.asarray(line.y, float)
-            colour = COLOURS[line.colour % len(COLOURS)]
-            axis.plot(x, y, line.style, color=colour, label=line.label, markersize=4,
-                      marker=MARKERS[line.colour % len(MARKERS)], linewidth=1.5)
+            color = COLORS[line.color % len(COLORS)]
+            axis.plot(x, y, line.style, color=color, label=line.label, markersize=4,
+                      marker=MARKERS[line.color % len(MARKERS)], linewidth=1.5)
             if line.spread is not None:
                 spread = np.asarray(line.spread, float)
-                axis.fill_between(x, y - spread, y + spread, color=colour, alpha=.15, linewidth=0)
+                axis.fill_between(x, y - spread, y + spread, color=color, alpha=.15, linewidth=0)
         if panel.zero:
             axis.axhline(0, color='0.6', linewidth=.8)
         if panel.level is not None:
@@ -232,7 +232,7 @@ def scatter_grid(clouds: Sequence[Sequence[tuple[np.ndarray, np.ndarray, float]]
     axes = figure.subplots(rows, columns, squeeze=False)
     for i, (row, ylabel) in enumerate(zip(clouds, ylabels, strict=True)):
         for axis, (x, y, r), name in zip(axes[i], row, titles, strict=True):
-            axis.scatter(x, y, s=6, alpha=.6, color=COLOURS[i], linewidths=0)
+            axis.scatter(x, y, s=6, alpha=.6, color=COLORS[i], linewidths=0)
             axis.set_title(f'{name}\nr = {r:.2f}' if i == 0 else f'r = {r:.2f}', fontsize=9)
             axis.tick_params(labelsize=7)
             axis.ticklabel_format(axis='both', scilimits=(-2, 3))
@@ -266,15 +266,15 @@ def frontier(points: Sequence[Point], ylabel: str, title: str) -> Figure:
         for i, family in enumerate(families):
             group = [p for p in points if p.family == family]
             axis.plot([p.x[xlabel] for p in group], [p.y for p in group], '-',
-                      marker=MARKERS[i % len(MARKERS)], color=COLOURS[i % len(COLOURS)],
+                      marker=MARKERS[i % len(MARKERS)], color=COLORS[i % len(COLORS)],
                       label=family, markersize=6, linewidth=1.2)
             for p in group:
                 axis.hlines(p.y, *p.spread.get(xlabel, (p.x[xlabel], p.x[xlabel])), alpha=.4,
-                            color=COLOURS[i % len(COLOURS)])
+                            color=COLORS[i % len(COLORS)])
                 across, up = CORNERS[i % len(CORNERS)]
                 axis.annotate(
                     p.label, (p.x[xlabel], p.y), fontsize=7, xytext=(5 * across, 6 * up),
-                    textcoords='offset points', color=COLOURS[i % len(COLOURS)],
+                    textcoords='offset points', color=COLORS[i % len(COLORS)],
                     ha='left' if across > 0 else 'right', va='bottom' if up > 0 else 'top')
         axis.margins(x=.15, y=.12)
         axis.set_xlabel(xlabel)

@@ -1,10 +1,10 @@
 """FLOPs counted by running a model once, on any device and with any attention backend.
 
 What counts: convolutions (transposed too), linear layers, matrix products and attention, at two
-FLOPs a multiply-accumulate. What does not: softmax, normalisations, activations, top-k, gathers,
+FLOPs a multiply-accumulate. What does not: softmax, normalizations, activations, top-k, gathers,
 additive biases and element-wise products, among them the token statistics of TSSA and DMSA where
 they run as multiply-and-sum (N*d MACs a layer, 1/(2d) of it; where an implementation runs them as
-a matrix product they are counted, as ``mmext.ops.flops`` does).
+a matrix product they are counted, as ``mmext.analysis.flop_formulas`` does).
 
 PyTorch's ``FlopCounterMode`` knows the CUDA attention kernels but neither the fused CPU kernel
 nor vector products; without the additions below attention would silently count as zero on CPU

@@ -17,7 +17,7 @@ TOKEN_AXES = {
 class Layer(NamedTuple):
     """One layer's intermediates for consecutive images of a batch.
 
-    ``index`` of the block, ``first`` image, grid ``hw`` of the picture's patch tokens (the last
+    ``index`` of the block, ``first`` image, grid ``hw`` of the image's patch tokens (the last
     h * w tokens), ``tensors`` as the layer names them, all with batch axis first.
     """
 
@@ -27,8 +27,8 @@ class Layer(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-def analysed_layers(backbone: nn.Module, layers: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Block indices in ascending order; None for all that attend to the whole picture.
+def analyzed_layers(backbone: nn.Module, layers: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Block indices in ascending order; None for all that attend to the whole image.
 
     Raises:
         ValueError: an index is out of range or belongs to a block with windows.
@@ -54,7 +54,7 @@ def iterate_layers(backbone: nn.Module, images: Tensor, layers: Sequence[int] | 
     Args:
         backbone: has ``forward_intermediates``; in eval mode.
         images: (B, 3 or 4, H, W) network input.
-        layers: block indices, None for all; see ``analysed_layers``.
+        layers: block indices, None for all; see ``analyzed_layers``.
 
     Raises:
         TypeError: the backbone gives no intermediates.
@@ -62,7 +62,7 @@ def iterate_layers(backbone: nn.Module, images: Tensor, layers: Sequence[int] | 
     if not hasattr(backbone, 'forward_intermediates'):
         raise TypeError(f'backbone {type(backbone).__name__} gives no intermediates; the analyses '
                         "need one of mmext's, such as BiasPrunedViT or DMST")
-    layers = analysed_layers(backbone, layers)
+    layers = analyzed_layers(backbone, layers)
     _, hw, valid = backbone.split_input(images)
     if not getattr(backbone, 'use_valid_mask', True):
         valid = None
@@ -73,10 +73,10 @@ def iterate_layers(backbone: nn.Module, images: Tensor, layers: Sequence[int] | 
         done, step = done + step, max(1, int(budget // max(1, size / len(found))))
         while found:
             index = min(found)
-            yield from _pictures(index, found.pop(index), hw, valid)
+            yield from _images(index, found.pop(index), hw, valid)
 
 
-def _pictures(index, tensors, hw, valid) -> Iterator[Layer]:
+def _images(index, tensors, hw, valid) -> Iterator[Layer]:
     if valid is None or bool(valid.all()):
         yield Layer(index, 0, hw, tensors)
         return

@@ -10,7 +10,7 @@ from mmext.ops.coding_rate import exact_coding_rate, variational_coding_rate
 
 
 def layer_coding_rates(tensors: dict[str, Tensor], eps2: float = 0.01,
-                       normalise: str | None = 'head', use_gate: bool = True
+                       normalize: str | None = 'head', use_gate: bool = True
                        ) -> dict[str, Tensor]:
     """Rates of one layer in nats, one value per image; conventions of ``mmext.ops.coding_rate``.
 
@@ -23,7 +23,7 @@ def layer_coding_rates(tensors: dict[str, Tensor], eps2: float = 0.01,
     """
     v, pi = tensors['v'].double(), tensors['membership'].double()
     gate = tensors.get('gate') if use_gate else None
-    options = dict(gate=gate, eps2=eps2, normalise=normalise)
+    options = dict(gate=gate, eps2=eps2, normalize=normalize)
     return {'variational': variational_coding_rate(v, pi, **options),
             'exact': exact_coding_rate(v, pi, **options),
             'crate': exact_coding_rate(v, None, **options)}

@@ -35,7 +35,7 @@ def columns_within(budget_gflops: float, dense_gflops: float, num_tokens: int, d
 
 def best_schedule(mass: np.ndarray, ratios: Sequence[float], num_tokens: int,
                   columns: int) -> list[float]:
-    """The ratio of each layer that maximises the mean retained mass within a column budget.
+    """The ratio of each layer that maximizes the mean retained mass within a column budget.
 
     Exact over the given ratios (dynamic programming over layers and columns spent), so no
     assumption about the curves is made.

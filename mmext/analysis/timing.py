@@ -65,10 +65,10 @@ def time_alternating(functions: dict[str, Callable[[], object]],
                 seconds[name].append(time.perf_counter() - start)
         if progress is not None:
             progress()
-    return {name: summarise(values) for name, values in seconds.items()}
+    return {name: summarize(values) for name, values in seconds.items()}
 
 
-def summarise(values: list[float]) -> Timing:
+def summarize(values: list[float]) -> Timing:
     values = sorted(values)
     last = len(values) - 1
     return Timing(

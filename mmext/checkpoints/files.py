@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmext.compat.checkpoints import read_checkpoint
+from mmext.checkpoints.safe_reader import read_checkpoint
 
 WRAPPERS = ('state_dict', 'model', 'module')
 
@@ -23,7 +23,7 @@ def read_state_dict(path: str, prefix: str = '') -> dict[str, Tensor]:
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file holds no tensors, none under ``prefix``, or more than data; see
-            ``mmext.compat.checkpoints.read_checkpoint``.
+            ``mmext.checkpoints.safe_reader.read_checkpoint``.
     """
     path = _local(str(path))
     if path.endswith('.safetensors'):

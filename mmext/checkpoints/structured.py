@@ -12,7 +12,7 @@ import timm
 import torch
 from torch import nn
 
-from mmext.compat.checkpoints import read_checkpoint
+from mmext.checkpoints.safe_reader import read_checkpoint
 
 VARIANTS = ('heads-kept', 'heads-pruned')
 

@@ -20,10 +20,10 @@ def setup() -> None:
     global _done
     if _done:
         return
-    from . import checkpoints, hub, inferencers, mmcv_ext, versions
+    from . import hub, inferencers, mmcv_ext, torch_load, versions
     versions.check()
     mmcv_ext.install()
-    checkpoints.allow_own_checkpoints()
+    torch_load.allow_own_checkpoints()
     hub.add_package()
     inferencers.keep_scopes()
     versions.avoid_broken_transformers()

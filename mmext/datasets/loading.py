@@ -1,6 +1,6 @@
-"""Loading images: a damaged file is an error that names it, never a half-grey picture.
+"""Loading images: a damaged file is an error that names it, never a half-gray image.
 
-OpenCV decodes a truncated JPEG to a picture whose rest is grey, so training would go on with it.
+OpenCV decodes a truncated JPEG to an image whose rest is gray, so training would go on with it.
 """
 
 import mmcv

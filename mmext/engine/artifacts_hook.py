@@ -1,4 +1,4 @@
-"""Leaves the results of a run where people look for them: numbers, curves and pictures."""
+"""Leaves the results of a run where people look for them: numbers, curves and images."""
 
 import json
 import os
@@ -27,32 +27,32 @@ class RunArtifactsHook(Hook):
 
     - ``metrics.json``: state of the run, last and best metrics, every validation so far;
     - ``curves.png``: training loss and validation metrics over the iterations;
-    - ``predictions.png``: a contact sheet of validation pictures with what the model says of them
+    - ``predictions.png``: a contact sheet of validation images with what the model says of them
       (boxes, masks and scores of detectors, labels of classifiers).
 
-    Predictions are taken from the validation as it runs, so that no picture is computed twice.
+    Predictions are taken from the validation as it runs, so that no image is computed twice.
     Resuming goes on with the history found in ``metrics.json``. Only the main process acts, and
     a failure to write or draw is a warning, never the end of the training.
 
     Args:
-        num_pictures: pictures on the contact sheet, spread evenly over the validation set.
-        columns: pictures in a row of it.
+        num_images: images on the contact sheet, spread evenly over the validation set.
+        columns: images in a row of it.
         score_thr: detections below this score are not drawn.
     """
 
     # after CheckpointHook, so that `last_checkpoint` is the one of this iteration
     priority = 'LOWEST'
 
-    def __init__(self, num_pictures: int = 12, columns: int = 4, score_thr: float = 0.5):
-        if num_pictures < 1 or columns < 1:
-            raise ValueError(f'num_pictures ({num_pictures}) and columns ({columns}) must be >= 1')
-        self.num_pictures = num_pictures
+    def __init__(self, num_images: int = 12, columns: int = 4, score_thr: float = 0.5):
+        if num_images < 1 or columns < 1:
+            raise ValueError(f'num_images ({num_images}) and columns ({columns}) must be >= 1')
+        self.num_images = num_images
         self.columns = columns
         self.score_thr = score_thr
         self.history = []
         self.seconds_before = 0.
         self.started = time.time()
-        self.pictures = []
+        self.panels = []
         self.wanted = set()
 
     def before_train(self, runner) -> None:
@@ -69,26 +69,26 @@ class RunArtifactsHook(Hook):
                 self.seconds_before = float(found['seconds'])
 
     def before_val_epoch(self, runner) -> None:
-        self.pictures = []
+        self.panels = []
         self.wanted = set()
         if is_main_process():
-            with warn_on_failure(runner, 'choose pictures'):
+            with warn_on_failure(runner, 'choose images'):
                 loader = runner.val_dataloader
                 # of a distributed run this process sees only its part
                 seen = min(len(loader.dataset), len(loader) * (loader.batch_size or 1))
-                self.wanted = set(np.linspace(0, seen - 1, self.num_pictures).astype(int).tolist())
+                self.wanted = set(np.linspace(0, seen - 1, self.num_images).astype(int).tolist())
                 self.seen = 0
 
     def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None) -> None:
         if not self.wanted:
             return
-        with warn_on_failure(runner, 'collect pictures'):
+        with warn_on_failure(runner, 'collect images'):
             for i, sample in enumerate(outputs):
                 if self.seen + i in self.wanted:
-                    picture = (
-                        detection_picture(sample, self.score_thr) if 'pred_instances' in sample
-                        else label_picture(sample, data_batch['inputs'][i], runner.model))
-                    self.pictures.append(picture)
+                    panel = (
+                        detection_panel(sample, self.score_thr) if 'pred_instances' in sample
+                        else label_panel(sample, data_batch['inputs'][i], runner.model))
+                    self.panels.append(panel)
             self.seen += len(outputs)
 
     def after_val_epoch(self, runner, metrics=None) -> None:
@@ -102,11 +102,11 @@ class RunArtifactsHook(Hook):
         self.history.append({'iter': runner.iter, 'epoch': runner.epoch, **numbers})
         self.write(runner, finished=False)
         with warn_on_failure(runner, 'draw predictions.png'):
-            if self.pictures:
+            if self.panels:
                 classes = getattr(runner.val_dataloader.dataset, 'metainfo', {}).get('classes')
-                figure = draw_sheet(self.pictures, self.columns, classes)
+                figure = draw_sheet(self.panels, self.columns, classes)
                 save_figure(figure, Path(runner.work_dir) / 'predictions.png')
-        self.pictures = []
+        self.panels = []
 
     def after_train(self, runner) -> None:
         if is_main_process():
@@ -182,13 +182,13 @@ def best_of(history: list) -> dict:
     return best
 
 
-# ----------------------------------------------------------------- what one picture has to say
+# ----------------------------------------------------------------- what one image has to say
 
 
-def detection_picture(sample, score_thr: float) -> dict:
-    """The picture of a detector's data sample, with the objects found in it.
+def detection_panel(sample, score_thr: float) -> dict:
+    """The image of a detector's data sample, with the objects found in it.
 
-    Boxes and masks are in pixels of the original picture, as mmdet's ``predict`` gives them.
+    Boxes and masks are in pixels of the original image, as mmdet's ``predict`` gives them.
     """
     content = mmengine.fileio.get(sample.img_path)
     image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
@@ -206,8 +206,8 @@ def detection_picture(sample, score_thr: float) -> dict:
     }
 
 
-def label_picture(sample, inputs: torch.Tensor, model) -> dict:
-    """The picture (3, H, W) that a classifier saw, its answer and the truth."""
+def label_panel(sample, inputs: torch.Tensor, model) -> dict:
+    """The image (3, H, W) that a classifier saw, its answer and the truth."""
     preprocessor = (model.module if is_model_wrapper(model) else model).data_preprocessor
     image = inputs[:3].permute(1, 2, 0).cpu().numpy().clip(0, 255).astype(np.uint8)
     if getattr(preprocessor, 'to_rgb', False):
@@ -224,18 +224,18 @@ def label_picture(sample, inputs: torch.Tensor, model) -> dict:
 # ------------------------------------------------------------------------------------ drawing
 
 
-def class_colour(label: int) -> tuple:
-    """Ten strong colours first, then steps by the golden ratio around the colour wheel."""
+def class_color(label: int) -> tuple:
+    """Ten strong colors first, then steps by the golden ratio around the color wheel."""
     if label < 10:
         return colormaps['tab10'](label)[:3]
     return colormaps['hsv'](label * 0.618034 % 1)[:3]
 
 
-def draw_sheet(pictures: list, columns: int, classes=None) -> Figure:
-    """Contact sheet of ``detection_picture`` or ``label_picture`` results."""
+def draw_sheet(panels: list, columns: int, classes=None) -> Figure:
+    """Contact sheet of ``detection_panel`` or ``label_panel`` results."""
     name = lambda label: str(classes[label] if classes else label)  # noqa: E731
-    columns = min(columns, len(pictures))
-    rows = -(-len(pictures) // columns)
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
     cell = max(1.4, 11 / columns)  # inches
     font = 10 if cell > 2 else 7.5
     width = int(cell * 72 / (.62 * font))  # characters in a panel: mean width .62 of their height
@@ -243,19 +243,19 @@ def draw_sheet(pictures: list, columns: int, classes=None) -> Figure:
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes:
         axis.set_axis_off()
-    for axis, picture in zip(axes, pictures, strict=False):
-        if 'objects' in picture:
-            draw_objects(axis, picture, name)
+    for axis, panel in zip(axes, panels, strict=False):
+        if 'objects' in panel:
+            draw_objects(axis, panel, name)
         else:
-            axis.imshow(picture['image'])
-            right = picture['label'] in picture['truth']
-            text = f"{cut(name(picture['label']), width - 6)}  {picture['score']:.2f}"
+            axis.imshow(panel['image'])
+            right = panel['label'] in panel['truth']
+            text = f"{cut(name(panel['label']), width - 6)}  {panel['score']:.2f}"
             if not right:
-                truth = ', '.join(map(name, sorted(picture['truth'])))
+                truth = ', '.join(map(name, sorted(panel['truth'])))
                 text += f'\n(is {cut(truth, width - 5)})'
             axis.set_title(text, fontsize=font, color='#1a7f37' if right else '#cf222e')
-    what = 'classes, boxes and masks' if 'objects' in pictures[0] else 'labels'
-    figure.suptitle(f'Predicted {what}, with scores, on validation pictures', fontsize=11)
+    what = 'classes, boxes and masks' if 'objects' in panels[0] else 'labels'
+    figure.suptitle(f'Predicted {what}, with scores, on validation images', fontsize=11)
     return figure
 
 
@@ -263,26 +263,26 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length - 1] + '…'
 
 
-def draw_objects(axis, picture: dict, name) -> None:
-    image = picture['image'].astype(np.float32) / 255
-    objects = sorted(picture['objects'], key=lambda o: o['score'])
+def draw_objects(axis, panel: dict, name) -> None:
+    image = panel['image'].astype(np.float32) / 255
+    objects = sorted(panel['objects'], key=lambda o: o['score'])
     for found in objects:
         if found['mask'] is not None:
             mask = found['mask']
-            image[mask] = .4 * image[mask] + .6 * np.array(class_colour(found['label']))
+            image[mask] = .4 * image[mask] + .6 * np.array(class_color(found['label']))
     axis.imshow(image.clip(0, 1))
     for found in objects:
         x0, y0, x1, y1 = found['box']
-        colour = class_colour(found['label'])
+        color = class_color(found['label'])
         # pixel i covers i to i + 1 in box coordinates, i - .5 to i + .5 on the axis
         axis.plot(np.array([x0, x1, x1, x0, x0]) - .5, np.array([y0, y0, y1, y1, y0]) - .5,
-                  color=colour, linewidth=1.2)
-        # a label above the box, inside it where it would leave the picture
+                  color=color, linewidth=1.2)
+        # a label above the box, inside it where it would leave the image
         inside = y0 < .06 * image.shape[0]
         axis.text(
             max(x0, 0) - .5, y0 - .5, f"{name(found['label'])} {found['score']:.2f}", fontsize=7,
             color='white', verticalalignment='top' if inside else 'bottom', clip_on=True,
-            bbox={'facecolor': colour, 'edgecolor': 'none', 'pad': .8})
+            bbox={'facecolor': color, 'edgecolor': 'none', 'pad': .8})
     axis.set_xlim(-.5, image.shape[1] - .5)
     axis.set_ylim(image.shape[0] - .5, -.5)
 

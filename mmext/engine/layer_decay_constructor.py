@@ -18,7 +18,7 @@ from mmext.registry import OPTIM_WRAPPER_CONSTRUCTORS
 # Our choice: relative positions, which ViTDet decays.
 NO_DECAY_NAMES = ('pos_embed', 'cls_token', 'dist_token', 'temp', 'rel_pos_h', 'rel_pos_w')
 # ... and by the module that owns them. Our choice: the key-bias projection, which the paper does
-# not mention; decay would pull all columns towards equal weight and the selection towards a tie.
+# not mention; decay would pull all columns toward equal weight and the selection toward a tie.
 NO_DECAY_MODULES = ('key_bias',)
 
 

@@ -100,7 +100,7 @@ class DMSA(nn.Module):
 
         Args:
             hw: grid of the last h*w tokens, for RoPE; the tokens before it are not rotated.
-            valid: (B, N) bool, True = picture.
+            valid: (B, N) bool, True = image.
             return_intermediates: also return membership and gate (B, H, N), second_moment
                 (B, H, P) and v (B, H, N, P; after RoPE).
         """

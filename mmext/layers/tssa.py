@@ -42,7 +42,7 @@ class TSSA(nn.Module):
         """x (B, N, C) -> (B, N, C); hw is not used.
 
         Args:
-            valid: (B, N) bool, True = picture.
+            valid: (B, N) bool, True = image.
             return_intermediates: also return membership (B, H, N), second_moment (B, H, P) and
                 v (B, H, N, P).
         """
@@ -60,7 +60,7 @@ def check_heads(dim: int, num_heads: int, qk_norm: bool, name: str) -> None:
     if num_heads < 1 or dim % num_heads:
         raise ValueError(f'{name}: dim={dim} must be divisible by num_heads={num_heads}')
     if qk_norm:
-        raise ValueError(f'{name} has no queries and keys to normalise: set qk_norm=False')
+        raise ValueError(f'{name} has no queries and keys to normalize: set qk_norm=False')
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

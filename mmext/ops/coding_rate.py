@@ -1,7 +1,7 @@
 """Coding rates of the MCR2 objective, the curves of the ToST and DMST papers.
 
 Symbols: v (B, H, N, P) tokens projected per head (U_k^T z_j), Pi (B, H, N) memberships,
-n_k = sum_j Pi_jk. With tokens normalised per head and eps2 = 0.01 the ceiling of the variational
+n_k = sum_j Pi_jk. With tokens normalized per head and eps2 = 0.01 the ceiling of the variational
 rate is 0.5 * 48 * ln(101) = 110.763 for P = 48, which is where ToST's published curve starts.
 """
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from mmext.ops.precision import no_autocast
 
-NORMALISE = ('head', 'token', None)
+NORMALIZE = ('head', 'token', None)
 
 
 def variational_coding_rate(v: Tensor, pi: Tensor, gate: Tensor | None = None, eps2: float = 0.01,
-                            normalise: str | None = 'head', scale: float | None = None,
+                            normalize: str | None = 'head', scale: float | None = None,
                             valid: Tensor | None = None) -> Tensor:
     """R_cf^var(Z, Pi | U), one value per image.
 
@@ -24,16 +24,16 @@ def variational_coding_rate(v: Tensor, pi: Tensor, gate: Tensor | None = None, e
         v: (B, H, N, P).
         pi: (B, H, N), non-negative.
         gate: (B, H, N); the subspaces are then U_k^S, i.e. v is multiplied by it (after
-            normalising, which would undo it).
+            normalizing, which would undo it).
         eps2: squared distortion.
-        normalise: L2-normalise v per token and 'head', per 'token' over all heads, or None.
+        normalize: L2-normalize v per token and 'head', per 'token' over all heads, or None.
         scale: factor of the second moment, P / eps2 by default.
         valid: (B, N) bool, tokens that count.
 
     Returns:
         (B,) in nats.
     """
-    v, pi, count = _prepare(v, pi, gate, normalise, valid)
+    v, pi, count = _prepare(v, pi, gate, normalize, valid)
     n_k = pi.sum(-1)
     with no_autocast(v):
         moment = torch.matmul(pi[:, :, None], v.square()).squeeze(2)
@@ -43,7 +43,7 @@ def variational_coding_rate(v: Tensor, pi: Tensor, gate: Tensor | None = None, e
 
 
 def exact_coding_rate(v: Tensor, pi: Tensor | None = None, gate: Tensor | None = None,
-                      eps2: float = 0.01, normalise: str | None = 'head',
+                      eps2: float = 0.01, normalize: str | None = 'head',
                       scale: float | None = None, valid: Tensor | None = None) -> Tensor:
     """Log-determinant rate, one value per image; by Sylvester's identity P x P, not N x N.
 
@@ -54,7 +54,7 @@ def exact_coding_rate(v: Tensor, pi: Tensor | None = None, gate: Tensor | None =
     Args and returns: as ``variational_coding_rate``.
     """
     ones = torch.ones_like(v[..., 0])
-    v, weights, count = _prepare(v, ones if pi is None else pi, gate, normalise, valid)
+    v, weights, count = _prepare(v, ones if pi is None else pi, gate, normalize, valid)
     n_k = weights.sum(-1)
     with no_autocast(v):
         gram = torch.matmul(v.transpose(-1, -2) * weights[:, :, None], v)
@@ -66,17 +66,17 @@ def exact_coding_rate(v: Tensor, pi: Tensor | None = None, gate: Tensor | None =
 
 
 def coding_rate_ceiling(head_dim: int, eps2: float = 0.01) -> float:
-    """Largest variational rate of head-normalised tokens with memberships that sum to one."""
+    """Largest variational rate of head-normalized tokens with memberships that sum to one."""
     return 0.5 * head_dim * torch.log1p(torch.tensor(1 / eps2, dtype=torch.float64)).item()
 
 
-def _prepare(v, pi, gate, normalise, valid):
-    if normalise not in NORMALISE:
-        raise ValueError(f'normalise={normalise!r} is unknown, choose one of {NORMALISE}')
+def _prepare(v, pi, gate, normalize, valid):
+    if normalize not in NORMALIZE:
+        raise ValueError(f'normalize={normalize!r} is unknown, choose one of {NORMALIZE}')
     dtype = torch.promote_types(v.dtype, torch.float32)
     v, pi = v.to(dtype), pi.to(dtype)
-    if normalise is not None:
-        dim = -1 if normalise == 'head' else (1, 3)
+    if normalize is not None:
+        dim = -1 if normalize == 'head' else (1, 3)
         v = v / torch.linalg.vector_norm(v, dim=dim, keepdim=True).clamp_min(1e-12)
     if gate is not None:
         v = v * gate.to(dtype)[..., None]

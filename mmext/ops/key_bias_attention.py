@@ -73,7 +73,7 @@ def key_bias_attention(
     if bias is None and keep is not None:
         bias = torch.zeros_like(keep, dtype=torch.float32 if q.dtype.itemsize < 4 else q.dtype)
     if bias is not None:
-        bias = _centred(bias, keep)
+        bias = _centered(bias, keep)
         if logit_bias is None and (
                 form == 'channels' or (form == 'auto' and _prefers_channels(q, bias))):
             return channel_bias_attention(q, k, v, bias, scale, dropout_p)
@@ -85,7 +85,7 @@ def key_bias_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale)
 
 
-def _centred(bias: Tensor, keep: Tensor | None) -> Tensor:
+def _centered(bias: Tensor, keep: Tensor | None) -> Tensor:
     """Shift the bias so that its largest kept entry is 0; drop the columns outside ``keep``.
 
     The softmax does not see a constant per row; fp16 and bf16 resolve values near 0 best.
@@ -111,7 +111,7 @@ def channel_bias_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor,
     the accuracy of fp32; the head width is padded to a multiple of 8, as flash kernels ask for.
 
     Args:
-        bias: (B, H, N), at most 0 (see ``_centred``); -inf drops a column.
+        bias: (B, H, N), at most 0 (see ``_centered``); -inf drops a column.
     """
     dtype, width = q.dtype, q.shape[-1]
     scale = width ** -0.5 if scale is None else scale
@@ -147,7 +147,7 @@ def query_key_free_attention(v: Tensor, bias: Tensor, keep: Tensor | None = None
     Returns:
         (B, H, 1, D), to be broadcast over the queries.
     """
-    weight = _centred(bias, keep).softmax(-1).to(v.dtype)
+    weight = _centered(bias, keep).softmax(-1).to(v.dtype)
     weight = F.dropout(weight, dropout_p, training=dropout_p > 0)
     return weight[:, :, None] @ v
 

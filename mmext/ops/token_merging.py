@@ -4,7 +4,7 @@ Bipartite soft matching between even and odd tokens, merging by size-weighted me
 to the full grid. Symbols: B samples, N tokens, C channels, r tokens merged away.
 
 Differences from the official code: unmerged tokens always stay in order (there only with a class
-token), padding has size 0 and is not merged with picture while another pair is left, and a map of
+token), padding has size 0 and is not merged with image while another pair is left, and a map of
 where each original token went is kept for dense features.
 """
 
@@ -62,7 +62,7 @@ def bipartite_soft_matching(metric: Tensor, r: int, num_protected: int = 0,
         metric: (B, N, D), e.g. keys averaged over heads; compared by cosine.
         r: tokens to remove, limited to (N - num_protected) // 2.
         num_protected: 1 keeps the first (class) token out, 0 does not.
-        valid: (B, N) bool; a pair of picture and padding is the last choice.
+        valid: (B, N) bool; a pair of image and padding is the last choice.
 
     Returns:
         the matching, or None when nothing is to be merged.

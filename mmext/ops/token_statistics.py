@@ -218,7 +218,7 @@ def membership_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None,
 
 
 def token_energy(v: Tensor, valid: Tensor | None = None) -> Tensor:
-    """sum_P of the squares of v normalised over the token axis: (B, H, N, P) -> (B, H, N).
+    """sum_P of the squares of v normalized over the token axis: (B, H, N, P) -> (B, H, N).
 
     Each channel is divided by its L2 norm over the valid tokens (official ToST's F.normalize on
     dim -2), in fp32 at least.

@@ -1,4 +1,4 @@
-"""Figures: no text is cut off or hidden by another, numbers arrive in the picture."""
+"""Figures: no text is cut off or hidden by another, numbers arrive in the image."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from mmext.analysis import drawing
 from mmext.analysis.drawing import Cell, Line, Panel, Point
 
 RNG = np.random.default_rng(0)
-PICTURE = RNG.integers(0, 256, (64, 96, 3), dtype=np.uint8)
+IMAGE = RNG.integers(0, 256, (64, 96, 3), dtype=np.uint8)
 
 
 def check_texts(figure):
@@ -44,7 +44,7 @@ def check_texts(figure):
 
 def grid():
     matrix = Cell(RNG.random((9, 9)), title='block 0', axes=('query', 'key'), vmax=.5)
-    row = [Cell(picture=PICTURE, title='a picture'), matrix, matrix]
+    row = [Cell(image=IMAGE, title='an image'), matrix, matrix]
     return [row, row], ['deit-small\nhead 0', 'deit-small\nhead 11']
 
 
@@ -55,16 +55,16 @@ def test_cell_grid(share):
                                   share=share))
 
 
-def test_cell_grid_of_pictures_and_overlays():
-    kept = [Cell(picture=PICTURE, title=f'head {i}: 105 of 197') for i in range(6)]
+def test_cell_grid_of_images_and_overlays():
+    kept = [Cell(image=IMAGE, title=f'head {i}: 105 of 197') for i in range(6)]
     check_texts(drawing.cell_grid([kept, kept[:2]], ['block 0', 'block 5'], 'kept', '', size=1.9))
-    maps = [Cell(RNG.random((4, 6)), PICTURE, f'head {i}') for i in range(4)]
+    maps = [Cell(RNG.random((4, 6)), IMAGE, f'head {i}') for i in range(4)]
     check_texts(drawing.cell_grid([maps], ['block 0\nΠ'], 'Memberships', '', size=2))
 
 
 def test_lines():
     lines = [Line(f'r = {i / 10}, a set for each query', range(12), RNG.random(12), RNG.random(12),
-                  colour=i) for i in range(9)]
+                  color=i) for i in range(9)]
     panel = Panel(lines, 'Retained attention, a name', 'share of the attention mass', zero=True)
     check_texts(drawing.line_panels([panel, panel], 'block', 'mean and spread over 4 images'))
     few = Panel(lines[:2], 'Coding rate', 'rate in nats', level=(1.5, 'ceiling'))
@@ -100,13 +100,13 @@ def test_shrink_is_the_mean_over_blocks():
 
 def test_dropped_patches_are_dark_and_kept_ones_untouched():
     keep = np.array([[True, False, True], [False, True, True]])
-    out = drawing.darkened(PICTURE, keep)
-    np.testing.assert_array_equal(out[:32, :32], PICTURE[:32, :32])
-    np.testing.assert_array_equal(out[32:, 32:], PICTURE[32:, 32:])
+    out = drawing.darkened(IMAGE, keep)
+    np.testing.assert_array_equal(out[:32, :32], IMAGE[:32, :32])
+    np.testing.assert_array_equal(out[32:, 32:], IMAGE[32:, 32:])
     assert out[:32, 32:64].max() <= 39 and out[32:, :32].max() <= 39  # .15 * 255
 
 
-def test_colours_of_a_map_follow_its_values(tmp_path):
+def test_colors_of_a_map_follow_its_values(tmp_path):
     """Viridis goes from dark blue (low) to yellow (high); the PNG is whole."""
     figure = drawing.cell_grid([[Cell(np.array([[0., 1], [2, 3]]))]], ['row'], 'title', 'unit')
     FigureCanvasAgg(figure).draw()

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mmext.analysis import flop_formulas as flops
 from mmext.analysis.flop_counter import count_by_part, count_flops
-from mmext.ops import flops
 
 DEVICES = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason='no GPU'))]

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from mmext.analysis import flop_formulas as flops
 from mmext.analysis.flop_counter import count_flops
 from mmext.models import DMST
-from mmext.ops import flops
 
 
 @pytest.mark.parametrize('shape', [(224, 224), (96, 170)])

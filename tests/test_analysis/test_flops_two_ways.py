@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mmext.analysis import flop_formulas as flops
 from mmext.analysis.flop_counter import count_flops, drop_values
 from mmext.models import BiasPrunedViT
-from mmext.ops import flops
 
 
 def build(**kwargs):

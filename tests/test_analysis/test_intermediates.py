@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmext.analysis.intermediates import analysed_layers, iterate_layers
+from mmext.analysis.intermediates import analyzed_layers, iterate_layers
 from mmext.models import DMST, BiasPrunedViT
 
 DEEP = dict(embed_dim=32, depth=4, num_heads=2)
@@ -38,7 +38,7 @@ def test_budget_bounds_what_one_pass_holds():
     lambda: BiasPrunedViT(DEEP, img_size=64, use_valid_mask=True),
     lambda: DMST(dict(embed_dim=32, depth=2, num_heads=4), out_type='featmap')])
 def test_padding_is_cut_off(build):
-    """32 x 48 pixels of picture in 64 x 64: 2 x 3 of 4 x 4 patches, the class token stays."""
+    """32 x 48 pixels of image in 64 x 64: 2 x 3 of 4 x 4 patches, the class token stays."""
     torch.manual_seed(0)
     model = build().eval()
     images = torch.rand(2, 4, 64, 64)
@@ -68,11 +68,11 @@ def test_mask_that_the_model_does_not_use_cuts_nothing():
 def test_windowed_blocks():
     model = BiasPrunedViT(DEEP, img_size=64, with_cls_token=False, out_type='featmap',
                           window_size=2, global_blocks=[1, 3]).eval()
-    assert analysed_layers(model) == (1, 3)
+    assert analyzed_layers(model) == (1, 3)
     with pytest.raises(ValueError, match=r'blocks \[0\] attend within windows.*\[1, 3\]'):
-        analysed_layers(model, [0, 1])
+        analyzed_layers(model, [0, 1])
     with pytest.raises(ValueError, match='out of range'):
-        analysed_layers(model, [4])
+        analyzed_layers(model, [4])
 
 
 def test_other_backbones_are_refused():

@@ -18,7 +18,7 @@ def test_alternation_and_counts():
 
 
 def test_summary_is_median_and_percentiles():
-    summary = timing.summarise([float(i) for i in range(11)])
+    summary = timing.summarize([float(i) for i in range(11)])
     assert summary == (5.0, 1.0, 9.0, 11)
 
 

@@ -69,7 +69,7 @@ def test_every_layout_loads_by_value(layout, reference, tmp_path):
 
 
 @pytest.mark.parametrize('prefix', ['backbone.', 'backbone', ''])
-def test_classifier_checkpoint_as_detector_initialisation(prefix, tmp_path):
+def test_classifier_checkpoint_as_detector_initialization(prefix, tmp_path):
     classifier = BiasPrunedViT(ARCH)
     state = {'backbone.' + k: v for k, v in classifier.state_dict().items()}
     state['head.fc.weight'] = torch.randn(10, 192)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmext.compat import checkpoints, cpu
+from mmext.checkpoints import safe_reader
+from mmext.compat import cpu, torch_load
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
 
@@ -45,7 +46,7 @@ def test_own_checkpoints_load_under_protection(tmp_path):
     """What mmengine writes (log history in numpy arrays) passes weights_only."""
     import numpy as np
     from mmengine.logging import HistoryBuffer
-    checkpoints.allow_own_checkpoints()
+    torch_load.allow_own_checkpoints()
     history = HistoryBuffer([1., 2.], [1, 1])
     path = tmp_path / 'run.pth'
     torch.save(dict(message_hub=dict(loss=history), seed=np.int64(3), w=torch.ones(2)), path)
@@ -69,7 +70,7 @@ def test_checkpoints_of_numpy_1_and_2(tmp_path, other):
                 data = data.replace(b'numpy._core.multi', b'numpy.core.multi').replace(
                     b'numpy.core.multi', other.encode() + b'.multi')
             new.writestr(name, data)
-    assert checkpoints.read_checkpoint(str(path))['loss'].mean() == 1.5
+    assert safe_reader.read_checkpoint(str(path))['loss'].mean() == 1.5
 
 
 class Exploit:
@@ -81,7 +82,7 @@ class Exploit:
 def test_foreign_code_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '0')
     monkeypatch.delenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', raising=False)
-    checkpoints.forbid_code_in_checkpoints()
+    safe_reader.forbid_code_in_checkpoints()
     path = tmp_path / 'evil.pth'
     torch.save(dict(state_dict=Exploit()), path)
     from mmengine.runner.checkpoint import _load_checkpoint

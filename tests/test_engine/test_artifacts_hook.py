@@ -1,4 +1,4 @@
-"""What a run leaves in its work dir, against mmengine's own log and known pictures."""
+"""What a run leaves in its work dir, against mmengine's own log and known images."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from mmext.engine import artifacts_hook as hooks
 
 @pytest.fixture(scope='module')
 def digits(root_dir, tmp_path_factory):
-    """12 canvases to train, 6 to validate, and the classification pictures."""
+    """12 canvases to train, 6 to validate, and the classification images."""
     out = tmp_path_factory.mktemp('data') / 'digits'
     subprocess.run(
         [sys.executable, str(root_dir / 'tools' / 'dataset_converters' / 'digits.py'), '--out',
@@ -44,7 +44,7 @@ def quickstart_config(root_dir, digits, work_dir, name):
         cfg.train_dataloader.batch_size = 2
         cfg.train_cfg = dict(by_epoch=False, max_iters=4, val_interval=2)
         cfg.default_hooks.checkpoint.interval = 2
-        cfg.custom_hooks = [dict(type='mmext.RunArtifactsHook', score_thr=0., num_pictures=4)]
+        cfg.custom_hooks = [dict(type='mmext.RunArtifactsHook', score_thr=0., num_images=4)]
     else:
         cfg.train_dataloader.dataset.indices = 128
         cfg.val_dataloader.dataset.indices = 64
@@ -66,7 +66,7 @@ def read(work_dir):
 
 @pytest.mark.parametrize('name, key, iters', [
     ('digits_cls', 'accuracy/top1', None), ('digits_mask_rcnn', 'coco/segm_mAP', [2, 4])])
-def test_a_run_leaves_numbers_curves_and_pictures(root_dir, digits, tmp_path, name, key, iters):
+def test_a_run_leaves_numbers_curves_and_images(root_dir, digits, tmp_path, name, key, iters):
     runner = Runner.from_cfg(quickstart_config(root_dir, digits, tmp_path, name))
     runner.train()
     found = read(tmp_path)
@@ -77,8 +77,8 @@ def test_a_run_leaves_numbers_curves_and_pictures(root_dir, digits, tmp_path, na
     assert found['metrics'] == found['history'][-1]
     assert found['best'][key]['value'] == max(logged(tmp_path, key))
     assert (tmp_path / found['checkpoint']).is_file()
-    for picture in ('curves.png', 'predictions.png'):
-        image = cv2.imread(str(tmp_path / picture))
+    for panel in ('curves.png', 'predictions.png'):
+        image = cv2.imread(str(tmp_path / panel))
         assert image.std() > 5 and min(image.shape[:2]) > 200
     assert not list(tmp_path.glob('.*.part'))
 
@@ -105,18 +105,18 @@ def test_failing_to_draw_is_a_warning(root_dir, digits, tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError('no ink left')
     monkeypatch.setattr(hooks, 'draw_sheet', fail)
-    monkeypatch.setattr(hooks, 'label_picture', fail)
+    monkeypatch.setattr(hooks, 'label_panel', fail)
     cfg = quickstart_config(root_dir, digits, tmp_path, 'digits_cls')
     cfg.train_cfg.max_epochs = 1
     Runner.from_cfg(cfg).train()
     assert read(tmp_path)['finished']
     log = next(tmp_path.glob('*/*.log')).read_text()
-    assert 'could not collect pictures' in log and 'no ink left' in log
+    assert 'could not collect images' in log and 'no ink left' in log
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match='num_pictures'):
-        hooks.RunArtifactsHook(num_pictures=0)
+    with pytest.raises(ValueError, match='num_images'):
+        hooks.RunArtifactsHook(num_images=0)
 
 
 # ---------------------------------------------------------------------------- what is drawn
@@ -128,12 +128,12 @@ def rendered(figure):
     return np.asarray(canvas.buffer_rgba())[..., :3] / 255
 
 
-def share_of(image, colour):
-    return (np.abs(image - np.array(colour)).max(-1) < .03).mean()
+def share_of(image, color):
+    return (np.abs(image - np.array(color)).max(-1) < .03).mean()
 
 
 def test_detections_above_the_threshold_are_drawn(tmp_path):
-    path = tmp_path / 'grey.png'
+    path = tmp_path / 'gray.png'
     cv2.imwrite(str(path), np.full((60, 80, 3), 200, np.uint8))
     masks = torch.zeros(2, 60, 80, dtype=torch.bool)
     masks[0, 10:30, 10:40] = True
@@ -142,46 +142,46 @@ def test_detections_above_the_threshold_are_drawn(tmp_path):
     sample.pred_instances = InstanceData(
         bboxes=torch.tensor([[10., 10, 40, 30], [50, 35, 75, 55]]),
         labels=torch.tensor([3, 5]), scores=torch.tensor([.9, .2]), masks=masks)
-    picture = hooks.detection_picture(sample, .5)
-    assert [(o['label'], o['box']) for o in picture['objects']] == [(3, [10, 10, 40, 30])]
-    assert picture['objects'][0]['mask'].sum() == 600
-    image = rendered(hooks.draw_sheet([picture], 1, tuple('abcdefghij')))
-    blend = [.4 * 200 / 255 + .6 * c for c in hooks.class_colour(3)]
+    panel = hooks.detection_panel(sample, .5)
+    assert [(o['label'], o['box']) for o in panel['objects']] == [(3, [10, 10, 40, 30])]
+    assert panel['objects'][0]['mask'].sum() == 600
+    image = rendered(hooks.draw_sheet([panel], 1, tuple('abcdefghij')))
+    blend = [.4 * 200 / 255 + .6 * c for c in hooks.class_color(3)]
     paper = share_of(image, [200 / 255] * 3)
     # the mask covers 600 of 4,800 pixels, its box and label a little of it
     assert share_of(image, blend) / (paper + share_of(image, blend)) == pytest.approx(.125, abs=.02)
     # boxes without masks work as well
     del sample.pred_instances.masks
-    assert hooks.detection_picture(sample, 0.)['objects'][1]['mask'] is None
+    assert hooks.detection_panel(sample, 0.)['objects'][1]['mask'] is None
 
 
 @pytest.mark.parametrize('to_rgb', [True, False])
-def test_labels_and_colour_order(to_rgb):
+def test_labels_and_color_order(to_rgb):
     sample = DataSample().set_gt_label(2).set_pred_label(1).set_pred_score(
         torch.tensor([.1, .7, .2]))
     inputs = torch.zeros(3, 8, 8, dtype=torch.uint8)
     inputs[0] = 200
     model = SimpleNamespace(data_preprocessor=SimpleNamespace(to_rgb=to_rgb))
-    picture = hooks.label_picture(sample, inputs, model)
-    assert picture['image'][0, 0].tolist() == ([0, 0, 200] if to_rgb else [200, 0, 0])
-    assert (picture['label'], picture['truth']) == (1, {2})
-    assert picture['score'] == pytest.approx(.7)
-    figure = hooks.draw_sheet([picture], 8, ('cat', 'dog', 'cow'))
+    panel = hooks.label_panel(sample, inputs, model)
+    assert panel['image'][0, 0].tolist() == ([0, 0, 200] if to_rgb else [200, 0, 0])
+    assert (panel['label'], panel['truth']) == (1, {2})
+    assert panel['score'] == pytest.approx(.7)
+    figure = hooks.draw_sheet([panel], 8, ('cat', 'dog', 'cow'))
     assert 'dog' in figure.axes[0].get_title() and 'is cow' in figure.axes[0].get_title()
 
 
 @pytest.mark.parametrize('columns', [1, 4, 8])
 def test_titles_do_not_overlap(columns):
     names = [f'n0{i}, a rather long name of a class' for i in range(9)]
-    pictures = [dict(image=np.zeros((48, 48, 3), np.uint8), label=i % 9, score=.5,
+    panels = [dict(image=np.zeros((48, 48, 3), np.uint8), label=i % 9, score=.5,
                      truth={i % 9} if i % 3 else {8 - i % 9, 3}) for i in range(2 * columns)]
-    figure = hooks.draw_sheet(pictures, columns, names)
+    figure = hooks.draw_sheet(panels, columns, names)
     rendered(figure)
     boxes = [axis.title.get_window_extent() for axis in figure.axes]
-    pictures = [axis.get_window_extent() for axis in figure.axes]
+    panels = [axis.get_window_extent() for axis in figure.axes]
     for i, box in enumerate(boxes):
         assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-        assert not any(box.overlaps(other) for other in boxes[:i] + pictures)
+        assert not any(box.overlaps(other) for other in boxes[:i] + panels)
 
 
 def test_curves_show_every_headline_metric():

@@ -19,7 +19,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
-from mmext.compat.checkpoints import read_checkpoint
+from mmext.checkpoints.safe_reader import read_checkpoint
 from mmext.engine.hooks import UNFINISHED, CheckpointError
 
 

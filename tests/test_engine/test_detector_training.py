@@ -51,7 +51,7 @@ def test_masked_training_equals_gathered_validation(name):
 
 @pytest.mark.parametrize('name', [PAIR, DMST])
 def test_mask_changes_what_padding_does(name):
-    """With the mask a picture's features do not depend on how far it is padded."""
+    """With the mask an image's features do not depend on how far it is padded."""
 
     def features(preprocessor, size):
         cfg = small_config(name, drop_path_rate=0.0)

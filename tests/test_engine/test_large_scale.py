@@ -12,9 +12,9 @@ from mmengine.config import Config
 from mmengine.registry import VISBACKENDS, DefaultScope, init_default_scope
 
 import mmext.registry  # noqa: F401
-from mmext.compat.checkpoints import allow_own_checkpoints
+from mmext.cli.config_check import check_config
+from mmext.compat.torch_load import allow_own_checkpoints
 from mmext.engine import FSDPStrategy
-from mmext.engine.config_check import check_config
 
 CONFIG = """
 _base_ = {bases}

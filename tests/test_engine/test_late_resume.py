@@ -8,7 +8,7 @@ from detection_helpers import small_run, write_coco
 from mmengine.dataset import BaseDataset, InfiniteSampler
 from mmengine.runner import Runner
 
-from mmext.compat.checkpoints import read_checkpoint
+from mmext.checkpoints.safe_reader import read_checkpoint
 
 NAME = 'mask-rcnn_deit-s-bias-0.9-0.1_sfp_lsj-737k_coco.py'
 LATE = 100_001
@@ -25,7 +25,7 @@ def config(tmp_path, name, iters):
     return cfg
 
 
-def test_no_picture_is_read_again(tmp_path, monkeypatch):
+def test_no_image_is_read_again(tmp_path, monkeypatch):
     (tmp_path / 'data').mkdir()
     write_coco(tmp_path / 'data', images=7)
     read = []
@@ -38,7 +38,7 @@ def test_no_picture_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(BaseDataset, 'prepare_data', watched)
     first = Runner.from_cfg(config(tmp_path, 'first', 1))
     first.train()
-    assert len(read) == 2  # pictures of one batch
+    assert len(read) == 2  # images of one batch
     seed = first.seed
 
     # as if the run had gone on for a long time

@@ -82,7 +82,7 @@ def test_large_tokens_stay_finite(name, rows, cols, dtype, size, seed):
 
 @holds_for(names, st.integers(1, 3), sides, sides, sides, sides, seeds)
 def test_padding_right_and_below_changes_nothing(name, batch, rows, cols, more, wider, seed):
-    """A picture alone against the same one in the corner of a larger grid, marked as valid."""
+    """An image alone against the same one in the corner of a larger grid, marked as valid."""
     layer = build(name, 2, 1, seed).double()
     small = tokens(layer, batch, rows, cols, 1.0, seed).double()
     grid = (rows + more, cols + wider)

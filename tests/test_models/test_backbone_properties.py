@@ -1,4 +1,4 @@
-"""Both backbones and the pyramid over picture sizes, ratios and dtypes, on drawn examples."""
+"""Both backbones and the pyramid over image sizes, ratios and dtypes, on drawn examples."""
 
 import copy
 import math
@@ -42,7 +42,7 @@ def rounded(model):
     return model.eval()
 
 
-def pictures(height, width, seed, channels=3):
+def images(height, width, seed, channels=3):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(2, channels, height, width, generator=generator).bfloat16().float()
 
@@ -51,7 +51,7 @@ def pictures(height, width, seed, channels=3):
 @torch.no_grad()
 def test_vit_of_any_size_and_ratio(height, width, ratio, with_cls, seed):
     """Maps of ceil(side / patch), NCHW; the number of columns follows the live ratio."""
-    model, x = vit(seed, with_cls_token=with_cls), pictures(height, width, seed)
+    model, x = vit(seed, with_cls_token=with_cls), images(height, width, seed)
     model.set_keep_ratio(ratio)
     grid = (math.ceil(height / 8), math.ceil(width / 8))
     for out in model(x):
@@ -67,7 +67,7 @@ def test_vit_of_any_size_and_ratio(height, width, ratio, with_cls, seed):
 @torch.no_grad()
 def test_dmst_of_any_size(height, width, attn, seed):
     grid = (math.ceil(height / 8), math.ceil(width / 8))
-    for out in dmst(seed, attn)(pictures(height, width, seed)):
+    for out in dmst(seed, attn)(images(height, width, seed)):
         assert out.shape == (2, 16, *grid) and out.is_contiguous() and out.isfinite().all()
 
 
@@ -77,7 +77,7 @@ def test_dmst_of_any_size(height, width, attn, seed):
 def test_half_precision_is_close_to_fp64(height, width, kind, dtype, seed):
     """The whole body cast, as for inference; without pruning, whose choice may tip at a tie."""
     model = vit(seed) if kind == 'vit' else dmst(seed, kind)
-    x = pictures(height, width, seed)
+    x = images(height, width, seed)
     for got, want in zip(copy.deepcopy(model).to(dtype)(x.to(dtype)), model.double()(x.double()),
                          strict=True):
         assert got.dtype == dtype and got.isfinite().all()
@@ -88,11 +88,11 @@ def test_half_precision_is_close_to_fp64(height, width, kind, dtype, seed):
            st.sampled_from(['vit', 'dmsa', 'tssa']), seeds)
 @torch.no_grad()
 def test_marked_padding_changes_nothing(height, width, below, right, kind, seed):
-    """A picture with a mask of ones against the same one on a canvas, padding marked."""
+    """An image with a mask of ones against the same one on a canvas, padding marked."""
     model = (vit(seed, use_valid_mask=True) if kind == 'vit' else dmst(seed, kind)).double()
     if kind == 'vit':
         model.pos_embed.zero_()  # learned positions are stretched over the canvas
-    x = pictures(height, width, seed, channels=4).double()
+    x = images(height, width, seed, channels=4).double()
     x[:, 3] = 1
     padded = (-height % 8 + below, -width % 8 + right)
     canvas = torch.nn.functional.pad(x, (0, padded[1], 0, padded[0]))

@@ -234,7 +234,7 @@ def test_odd_sizes_are_padded():
 
 # ------------------------------------------------------------------------------- mask
 def on_canvas(x, scale, fill):
-    """The picture in the top left corner of a canvas, and its mask as fourth channel."""
+    """The image in the top left corner of a canvas, and its mask as fourth channel."""
     b, _, h, w = x.shape
     canvas = torch.full((b, 4, h * scale, w * scale), fill)
     canvas[:, 3] = 0
@@ -256,7 +256,7 @@ def test_masked_canvas_gives_the_same_features(attn, size):
     torch.testing.assert_close(masked, own, rtol=1e-4, atol=1e-5)
     if size == (96, 128):
         torch.testing.assert_close(own, model(x)[0], rtol=1e-4, atol=1e-5)
-    # away from the picture's border, without the mask, nothing fits
+    # away from the image's border, without the mask, nothing fits
     plain = model(canvas[:, :3])[0][..., :h, :w]
     inner = (slice(None), slice(None), slice(1, h - 2), slice(1, w - 2))
     error = (plain[inner] - own[inner]).abs() / own[inner].abs().clamp_min(1e-3)
@@ -272,7 +272,7 @@ def test_masked_class_token_and_average():
                                    rtol=1e-4, atol=1e-5)
 
 
-def test_fourier_positions_follow_the_picture():
+def test_fourier_positions_follow_the_image():
     from timm.models.xcit import PositionalEncodingFourier
     torch.manual_seed(3)
     theirs, ours = PositionalEncodingFourier(dim=16), dmst_module.FourierPosition(dim=16)

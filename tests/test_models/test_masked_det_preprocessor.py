@@ -38,7 +38,7 @@ def batch(*sizes):
     (dict(pad_size_divisor=32), (64, 64)),
     (dict(pad_size_divisor=128), (128, 128)),
 ])
-def test_mask_marks_the_picture(training, kwargs, expected):
+def test_mask_marks_the_image(training, kwargs, expected):
     sizes = ((40, 20), (17, 50))
     out = build(**kwargs)(batch(*sizes), training)['inputs']
     plain = build('mmdet.DetDataPreprocessor', **kwargs)(batch(*sizes), training)['inputs']
@@ -50,7 +50,7 @@ def test_mask_marks_the_picture(training, kwargs, expected):
         assert (mask[inside] == 1).all() and (mask[~inside] == 0).all()
 
 
-def test_padding_is_the_mean_colour():
+def test_padding_is_the_mean_color():
     out = build(pad_size_divisor=64)(batch((20, 30)))['inputs'][0]
     padding = out[:3, out[3] == 0]
     assert padding.numel() > 0 and (padding == 0).all()
@@ -94,7 +94,7 @@ def test_large_scale_jitter_pipeline(ratio):
              gt_bboxes_labels=np.zeros(1, dtype=np.int64), gt_ignore_flags=np.zeros(1, bool)))
     out = build(pad_size_divisor=320)(pseudo_collate([results]), training=True)['inputs'][0]
     assert out.shape == (4, 320, 320)
-    # every picture pixel is the bright 200, far from the mean colour
+    # every image pixel is the bright 200, far from the mean color
     assert torch.equal(out[3] == 1, out[0] > 0.5)
     assert out[3].sum() == (24 * 32 if ratio == 0.1 else 320 * 320)
 

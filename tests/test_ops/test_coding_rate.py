@@ -52,14 +52,14 @@ def test_variational_bounds_the_exact_rate():
 
 
 @pytest.mark.parametrize('rate', [variational_coding_rate, exact_coding_rate])
-@pytest.mark.parametrize('normalise', ['head', 'token', None])
-def test_valid_equals_cutting_the_padding_off(rate, normalise):
+@pytest.mark.parametrize('normalize', ['head', 'token', None])
+def test_valid_equals_cutting_the_padding_off(rate, normalize):
     torch.manual_seed(4)
     v, pi = torch.randn(2, 3, 9, 4).double(), torch.rand(2, 3, 9).double()
     valid = torch.arange(9).expand(2, 9) < 6
     torch.testing.assert_close(
-        rate(v, pi, normalise=normalise, valid=valid),
-        rate(v[:, :, :6], pi[..., :6], normalise=normalise))
+        rate(v, pi, normalize=normalize, valid=valid),
+        rate(v[:, :, :6], pi[..., :6], normalize=normalize))
 
 
 @pytest.mark.parametrize('rate', [variational_coding_rate, exact_coding_rate])
@@ -72,5 +72,5 @@ def test_autocast_changes_nothing(rate):
 
 
 def test_unknown_normalisation_is_named():
-    with pytest.raises(ValueError, match="normalise='batch'"):
-        variational_coding_rate(torch.randn(1, 1, 2, 2), torch.rand(1, 1, 2), normalise='batch')
+    with pytest.raises(ValueError, match="normalize='batch'"):
+        variational_coding_rate(torch.randn(1, 1, 2, 2), torch.rand(1, 1, 2), normalize='batch')

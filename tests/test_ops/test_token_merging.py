@@ -71,7 +71,7 @@ def test_class_token_is_untouched():
     torch.testing.assert_close(y[:, 0], x[:, 0])
 
 
-def test_padding_adds_nothing_to_picture_tokens():
+def test_padding_adds_nothing_to_image_tokens():
     torch.manual_seed(0)
     metric, x = torch.randn(2, 12, 4), torch.randn(2, 12, 3)
     valid = torch.ones(2, 12, dtype=torch.bool)

@@ -161,7 +161,7 @@ def test_operator_is_minus_the_gradient_of_the_coding_rate(gated):
     gate = soft_threshold(logits, 1) if gated else torch.ones_like(pi)
     v = (z @ basis.T).unflatten(-1, (heads, p)).transpose(1, 2)
     # sqrt(scale) is absorbed in the basis: scale 1
-    rate = variational_coding_rate(v, pi, gate, normalise=None, scale=1.)
+    rate = variational_coding_rate(v, pi, gate, normalize=None, scale=1.)
     grad, = torch.autograd.grad(rate.sum(), z)
     y, _ = dmsa(v.detach(), logits, **(dict(gate_power=2) if gated else dict(gate_act='none')))
     operator = y.transpose(1, 2).flatten(2) @ basis / n
@@ -175,7 +175,7 @@ def test_tssa_is_minus_the_gradient_of_the_coding_rate():
     basis = torch.randn(heads * p, heads * p, dtype=torch.float64)
     v = (z @ basis.T).unflatten(-1, (heads, p)).transpose(1, 2)
     y, stats = tssa(v.detach(), torch.ones(heads, 1, dtype=torch.float64))
-    rate = variational_coding_rate(v, stats['membership'], normalise=None, scale=1.)
+    rate = variational_coding_rate(v, stats['membership'], normalize=None, scale=1.)
     grad, = torch.autograd.grad(rate.sum(), z)
     torch.testing.assert_close(y.transpose(1, 2).flatten(2) @ basis / n, -grad,
                                rtol=1e-6, atol=1e-9)

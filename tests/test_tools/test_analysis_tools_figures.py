@@ -1,4 +1,4 @@
-"""Every analysis tool in this process on a tiny model and two pictures; numbers held against the
+"""Every analysis tool in this process on a tiny model and two images; numbers held against the
 functions and the model itself."""
 
 import importlib
@@ -101,7 +101,7 @@ def intermediates(checkpoint, images):
 
 
 def inputs_of(photos, side=64):
-    """What the network should see: the centre of the covering resize, normalised RGB."""
+    """What the network should see: the center of the covering resize, normalized RGB."""
     out = []
     for path in sorted(photos.iterdir()):
         image = cv2.imread(str(path))
@@ -249,7 +249,7 @@ def test_membership_maps(tool, photos, tmp_path):
 
 
 def test_wrong_family_is_a_clear_error(tool, vit, photos, tmp_path):
-    from mmext.engine.config_check import ConfigError
+    from mmext.cli.config_check import ConfigError
     with pytest.raises(ConfigError, match=r'vit: block 0 has no membership.*softmax attention'):
         tool('membership_maps').main([vit, '--images', str(photos), '--out', str(tmp_path)])
     with pytest.raises(ConfigError, match='does not exist'):
@@ -261,7 +261,7 @@ def test_wrong_family_is_a_clear_error(tool, vit, photos, tmp_path):
 
 
 def test_detector_with_padding_at_any_size(tool, photos, tmp_path):
-    """90 x 70 becomes 51 x 40 in 64 x 64: the grid of the picture is 3 x 4 patches of 16."""
+    """90 x 70 becomes 51 x 40 in 64 x 64: the grid of the image is 3 x 4 patches of 16."""
     config = write(tmp_path / 'det.py', DETECTOR)
     result = run(tool, 'oracle_gap', tmp_path / 'out', config, '--images', photos, '--ratios', .5)
     assert result['models']['det']['images'] == 2
@@ -338,7 +338,7 @@ def test_sweep_evaluates_on_the_test_data(tool, checkpoint, photos, tmp_path, sp
 
 
 def test_sweep_needs_a_bias(tool, photos, tmp_path):
-    from mmext.engine.config_check import ConfigError
+    from mmext.cli.config_check import ConfigError
     config = write(tmp_path / 'plain.py', CLASSIFIER, backbone=VIT + ', key_bias=False')
     with pytest.raises(ConfigError, match='key bias'):
         tool('keep_ratio_sweep').main([config, '--images', str(photos)])
@@ -354,7 +354,7 @@ def test_every_tool_has_help(tool, capsys):
         assert path.stem in sys.modules and 'usage:' in capsys.readouterr().out
 
 
-def test_pictures_of_arrays_and_equal_names(tool, vit, tmp_path):
+def test_images_of_arrays_and_equal_names(tool, vit, tmp_path):
     """A data set that holds RGB arrays, as CIFAR's, and files of one name in two folders."""
     import pickle
     cli = tool('analysis_cli')
@@ -380,7 +380,7 @@ test_dataloader = dict(dataset=dict(
         found = list(cli.batches(args, subject))
     expected = data.reshape(4, 3, 32, 32).transpose(0, 2, 3, 1)
     for i, batch in enumerate(found):
-        np.testing.assert_array_equal(batch.pictures[0], expected[i])
+        np.testing.assert_array_equal(batch.images[0], expected[i])
         close(batch.inputs[0].permute(1, 2, 0), (expected[i] - MEAN) / STD)
     for folder in 'ab':
         (tmp_path / 'two' / folder).mkdir(parents=True)

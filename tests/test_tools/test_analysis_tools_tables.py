@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 import pytest
 
-from mmext.engine.config_check import ConfigError
-from mmext.ops import flops
+from mmext.analysis import flop_formulas as flops
+from mmext.cli.config_check import ConfigError
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools' / 'analysis_tools'
 CONFIG = """

@@ -24,9 +24,9 @@ def run(tool, *args):
 
 
 def test_layers_over_tokens(tool, tmp_path, capsys):
-    out, picture = tmp_path / 'a' / 'out.json', tmp_path / 'a' / 'out.png'
+    out, image = tmp_path / 'a' / 'out.json', tmp_path / 'a' / 'out.png'
     run(tool, 'layer', '--tokens', 64, 257, '--backend', 'fused', 'math', '--keep', 0.5,
-        '--json', out, '--plot', picture, *SMALL)
+        '--json', out, '--plot', image, *SMALL)
     result = json.loads(out.read_text())
     assert [t['extent'] for t in result['tables']] == [64, 257]
     rows = result['tables'][1]['rows']
@@ -39,7 +39,7 @@ def test_layers_over_tokens(tool, tmp_path, capsys):
     # the naive softmax holds N x N numbers a head, the fused one and DMSA do not
     matrix = 2 * 257 * 257 * 4 / 2**20
     assert rows['plain']['math']['peak_mib'] > matrix > rows['dmsa']['fused']['peak_mib']
-    assert picture.read_bytes()[:4] == b'\x89PNG'
+    assert image.read_bytes()[:4] == b'\x89PNG'
     text = capsys.readouterr().out
     assert 'threads' in text and torch.__version__ in text and 'pruned 0.5' in text
 

@@ -128,7 +128,7 @@ def test_eval_of_nothing_and_of_strangers(load_tool, saved, tmp_path):
     path.write_text('[]')
     tool.main(['--gt', str(ann_file), '--results', str(path), '--json', str(out)])
     assert json.loads(out.read_text())['bbox']['AP'] == 0
-    for change, message in ((dict(image_id=-5), 'pictures'), (dict(category_id=1000), 'classes')):
+    for change, message in ((dict(image_id=-5), 'images'), (dict(category_id=1000), 'classes')):
         path.write_text(json.dumps([dict(results[0], **change)]))
         with pytest.raises(SystemExit, match=message):
             tool.main(['--gt', str(ann_file), '--results', str(path)])
@@ -138,10 +138,10 @@ def test_eval_of_nothing_and_of_strangers(load_tool, saved, tmp_path):
 
 
 def test_subset(load_tool, coco_mini, tmp_path):
-    from mmext.datasets.check_annotations import check_coco_file
+    from mmext.cli.annotation_check import check_coco_file
     ann_file = coco_mini / 'annotations' / 'instances_train2017.json'
     tool = load_tool('dataset_converters/coco_subset.py')
-    arguments = ['--num-images', '7', '--classes', 'person', 'car', '--licences', '4', '5',
+    arguments = ['--num-images', '7', '--classes', 'person', 'car', '--licenses', '4', '5',
                  '--image-dir', str(coco_mini / 'train2017')]
     for name in ('a', 'b'):
         tool.main([str(ann_file), str(tmp_path / f'{name}.json'), *arguments,
@@ -154,7 +154,7 @@ def test_subset(load_tool, coco_mini, tmp_path):
     assert {image['license'] for image in small['images']} <= {4, 5}
     assert len(list((tmp_path / 'a').iterdir())) == 7
     assert len((tmp_path / 'who.tsv').read_text().splitlines()) == 8
-    # everything of the chosen pictures and classes is there
+    # everything of the chosen images and classes is there
     full = COCO(str(ann_file))
     ids = full.getAnnIds(imgIds=[image['id'] for image in small['images']],
                          catIds=full.getCatIds(['person', 'car']))
@@ -162,9 +162,9 @@ def test_subset(load_tool, coco_mini, tmp_path):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (['--classes', 'unicorn'], 'unicorn'), (['--licences', '77'], '77'),
-    (['--num-images', '65'], 'only'), (['--licences', '8'], 'no picture fits'),
-    (['--image-dir', '/nowhere', '--copy-to', 'x'], 'pictures are not in')])
+    (['--classes', 'unicorn'], 'unicorn'), (['--licenses', '77'], '77'),
+    (['--num-images', '65'], 'only'), (['--licenses', '8'], 'no image fits'),
+    (['--image-dir', '/nowhere', '--copy-to', 'x'], 'images are not in')])
 def test_subset_errors(load_tool, coco_mini, tmp_path, arguments, message):
     ann_file = coco_mini / 'annotations' / 'instances_train2017.json'
     out = tmp_path / 'a.json'

@@ -1,4 +1,4 @@
-"""tools/demo.py on the pictures people really have."""
+"""tools/demo.py on the images people really have."""
 
 import importlib.util
 import json
@@ -22,9 +22,9 @@ def demo(root_dir):
 
 
 @pytest.fixture(scope='module')
-def pictures(tmp_path_factory):
+def images(tmp_path_factory):
     """Name -> (height, width) as a viewer shows them."""
-    folder = tmp_path_factory.mktemp('pictures')
+    folder = tmp_path_factory.mktemp('images')
     rng = np.random.default_rng(0)
 
     def noise(height, width, channels=3):
@@ -32,21 +32,21 @@ def pictures(tmp_path_factory):
         return Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8))
 
     noise(40, 60).save(folder / 'plain.jpg')
-    noise(40, 60, 1).save(folder / 'grey.png')
+    noise(40, 60, 1).save(folder / 'gray.png')
     noise(40, 60, 4).save(folder / 'alpha.PNG')
     noise(3, 2).save(folder / 'tiny.png')
     noise(900, 1400, 1).save(folder / 'huge.jpg')
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     noise(40, 60).save(folder / 'turned.jpg', exif=exif)
-    (folder / 'notes.txt').write_text('no picture')
-    sizes = {'plain.jpg': (40, 60), 'grey.png': (40, 60), 'alpha.PNG': (40, 60),
+    (folder / 'notes.txt').write_text('no image')
+    sizes = {'plain.jpg': (40, 60), 'gray.png': (40, 60), 'alpha.PNG': (40, 60),
              'tiny.png': (3, 2), 'huge.jpg': (900, 1400), 'turned.jpg': (60, 40)}
     return folder, sizes
 
 
-def test_detector(demo, pictures, tmp_path, capsys):
-    folder, sizes = pictures
+def test_detector(demo, images, tmp_path, capsys):
+    folder, sizes = images
     cfg = small_config(PAIR)
     cfg.model.test_cfg.rcnn.max_per_img = 3
     cfg.test_pipeline[1].scale = (128, 128)
@@ -57,7 +57,7 @@ def test_detector(demo, pictures, tmp_path, capsys):
                         '--out-dir', str(tmp_path / 'out'), '--score-thr', '0'])
     printed = capsys.readouterr()
     assert status == 0, printed.err
-    assert '6 of 6 pictures' in printed.out
+    assert '6 of 6 images' in printed.out
     for name, (height, width) in sizes.items():
         drawn = cv2.imread(str(tmp_path / 'out' / 'vis' / name))
         assert drawn.shape == (height, width, 3), name
@@ -71,11 +71,11 @@ def test_detector(demo, pictures, tmp_path, capsys):
     assert not np.array_equal(cv2.imread(str(tmp_path / 'out' / 'vis' / 'plain.jpg')), plain)
 
 
-def test_broken_picture_does_not_stop_the_others(demo, pictures, tmp_path, capsys):
-    folder, _ = pictures
+def test_broken_image_does_not_stop_the_others(demo, images, tmp_path, capsys):
+    folder, _ = images
     mixed = tmp_path / 'mixed'
     mixed.mkdir()
-    (mixed / 'broken.jpg').write_bytes(b'not a picture')
+    (mixed / 'broken.jpg').write_bytes(b'not an image')
     (mixed / 'plain.jpg').write_bytes((folder / 'plain.jpg').read_bytes())
     cfg = small_config(PAIR)
     cfg.dump(tmp_path / 'config.py')
@@ -84,15 +84,15 @@ def test_broken_picture_does_not_stop_the_others(demo, pictures, tmp_path, capsy
                         '--out-dir', str(tmp_path / 'out')])
     printed = capsys.readouterr()
     assert status == 1
-    assert 'broken.jpg: left out' in printed.err and '1 of 2 pictures' in printed.out
+    assert 'broken.jpg: left out' in printed.err and '1 of 2 images' in printed.out
 
 
 @pytest.mark.parametrize('name', [
     'quickstart/digits_cls.py',  # no test data of its own
     'deit_bias/vit-ti-bias-0.9-0.1_8xb128-300e_in100.py'])
-def test_classifier(demo, pictures, root_dir, tmp_path, capsys, name):
+def test_classifier(demo, images, root_dir, tmp_path, capsys, name):
     from mmpretrain.registry import MODELS
-    folder, sizes = pictures
+    folder, sizes = images
     config = root_dir / 'configs' / name
     cfg = Config.fromfile(config)
     init_default_scope('mmpretrain')
@@ -117,5 +117,5 @@ def test_clear_errors(demo, root_dir, tmp_path, capsys):
     with pytest.raises(SystemExit):
         demo.main([str(tmp_path / 'absent.jpg'), config, config])
     assert 'absent.jpg does not exist' in capsys.readouterr().err
-    with pytest.raises(SystemExit, match='no pictures'):
+    with pytest.raises(SystemExit, match='no images'):
         demo.main([str(tmp_path), config, config])

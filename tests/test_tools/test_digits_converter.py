@@ -118,11 +118,11 @@ def test_coco_annotations(digits, split):
     assert [c['name'] for c in coco.dataset['categories']] == list('0123456789')
     assert len(coco.imgs) == len(list((digits / 'detection' / split).iterdir()))
     for image in coco.imgs.values():
-        picture = cv2.imread(str(digits / 'detection' / split / image['file_name']))
-        assert picture.shape == (image['height'], image['width'], 3) == (128, 128, 3)
+        pixels = cv2.imread(str(digits / 'detection' / split / image['file_name']))
+        assert pixels.shape == (image['height'], image['width'], 3) == (128, 128, 3)
         annotations = coco.imgToAnns[image['id']]
         assert 1 <= len(annotations) <= 7
-        total = np.zeros(picture.shape[:2], int)
+        total = np.zeros(image.shape[:2], int)
         for annotation in annotations:
             assert annotation['iscrowd'] == 0
             mask = coco.annToMask(annotation).astype(bool)
@@ -132,10 +132,10 @@ def test_coco_annotations(digits, split):
             assert (x, y, x + w, y + h) == (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)
             total += mask
         assert total.max() == 1, 'visible parts cannot overlap'
-        # dark ink on light paper: masks and picture tell the same story
-        grey = picture.mean(-1)
-        assert np.median(grey[total == 1]) < 130 < 170 < np.median(grey[total == 0])
-        assert ((grey < 120) & (total == 0)).mean() < .01
+        # dark ink on light paper: masks and image tell the same story
+        gray = image.mean(-1)
+        assert np.median(gray[total == 1]) < 130 < 170 < np.median(gray[total == 0])
+        assert ((gray < 120) & (total == 0)).mean() < .01
 
 
 def test_no_digit_is_mostly_hidden(tmp_path):
@@ -151,9 +151,9 @@ def test_no_digit_is_mostly_hidden(tmp_path):
     assert 30 < np.median(heights) < 60 and min(heights) > 25
 
 
-def test_classification_pictures(digits):
+def test_classification_images(digits):
     settings = json.loads((digits / 'settings.json').read_text())
     for path in list((digits / 'classification').glob('*/*/*.png'))[::50]:
-        picture = cv2.imread(str(path))
-        assert picture.shape == (settings['cls_size'],) * 2 + (3,)
-        assert picture.std() > 10
+        image = cv2.imread(str(path))
+        assert image.shape == (settings['cls_size'],) * 2 + (3,)
+        assert image.std() > 10

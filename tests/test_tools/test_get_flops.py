@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mmext.ops import flops
+from mmext.analysis import flop_formulas as flops
 
 DEIT = 'configs/deit_bias/deit-{}-bias{}_8xb128-ft_in1k.py'
 MASK_RCNN = 'configs/vitdet/mask-rcnn_deit-s{}_sfp_lsj-100e_coco.py'
@@ -64,7 +64,7 @@ def test_modules_are_listed(tool, capsys, root_dir):
 def test_small_detector_equals_formula(tool, root_dir, name, keep):
     args = tool.parse_args([str(root_dir / MASK_RCNN.format(name)), '--shape', '192', '256',
                             '--proposals', '20', '--boxes', '5'])
-    result = tool.analyse(args)
+    result = tool.analyze(args)
     expected = flops.vitdet_macs((192, 256), *flops.VIT_ARCHS['deit-small'], keep_ratio=keep,
                                  proposals=20, boxes=5)
     got = {part: values['gflops'] for part, values in result['parts'].items()}
@@ -75,7 +75,7 @@ def test_small_detector_equals_formula(tool, root_dir, name, keep):
 @pytest.mark.slow
 @pytest.mark.parametrize('name,total', [('', 1171.68), ('-bias-0.9-0.1', 1017.25)])
 def test_published_detector_numbers(tool, root_dir, name, total):
-    result = tool.analyse(tool.parse_args([str(root_dir / MASK_RCNN.format(name))]))
+    result = tool.analyze(tool.parse_args([str(root_dir / MASK_RCNN.format(name))]))
     assert result['shape'] == [1024, 1024]
     assert round(result['gflops'], 2) == total
 
@@ -94,4 +94,4 @@ def test_bad_ratio(tool, root_dir, ratio):
     args = tool.parse_args([str(root_dir / DEIT.format('ti', '')), '--shapes-only',
                             '--keep-ratio', *ratio])
     with pytest.raises((ValueError, SystemExit), match='keep'):
-        tool.analyse(args)
+        tool.analyze(args)

@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 
-from mmext.compat.checkpoints import allow_own_checkpoints
+from mmext.compat.torch_load import allow_own_checkpoints
 
 SMALL = ['train_cfg.max_iters=6', 'train_cfg.val_interval=6', 'train_dataloader.batch_size=2',
          'default_hooks.logger.interval=1', 'default_hooks.checkpoint.interval=2',
@@ -179,10 +179,10 @@ def test_truncated_image_is_named(train, config, digits, tmp_path):
     import shutil
     broken = tmp_path / 'broken'
     shutil.copytree(digits, broken)
-    picture = sorted((broken / 'detection' / 'train').glob('*.png'))[3]
-    picture.write_bytes(picture.read_bytes()[:500])
+    image = sorted((broken / 'detection' / 'train').glob('*.png'))[3]
+    image.write_bytes(image.read_bytes()[:500])
     for workers in (0, 1):
         code, text = train(config, '--work-dir', tmp_path / 'run', '--cfg-options', *SMALL,
                            *data_options(broken), f'train_dataloader.num_workers={workers}')
         last = text.strip().splitlines()[-1]
-        assert code == 1 and picture.name in last and 'truncated' in last, text[-2000:]
+        assert code == 1 and image.name in last and 'truncated' in last, text[-2000:]

@@ -54,7 +54,7 @@ def tool(root_dir):
 
     def load(name):
         path = root_dir / 'tools' / f'{name}.py'
-        sys.path.insert(0, str(path.parent))  # neighbours that it imports
+        sys.path.insert(0, str(path.parent))  # neighbors that it imports
         try:
             spec = importlib.util.spec_from_file_location(f'tool_{path.stem}', path)
             module = importlib.util.module_from_spec(spec)
@@ -104,16 +104,16 @@ def test_train(attack, tool, root_dir, monkeypatch, capsys, where):
 
 @pytest.mark.parametrize('name', ['digits_cls', 'digits_mask_rcnn'])
 def test_demo(attack, tool, root_dir, tmp_path, capsys, name):
-    picture = next((root_dir / 'docs' / 'images').glob('*.png'))
+    image = next((root_dir / 'docs' / 'images').glob('*.png'))
     config = root_dir / 'configs' / 'quickstart' / f'{name}.py'
-    said = refusal(lambda: tool('demo').main([str(picture), str(config), str(attack)]), capsys)
+    said = refusal(lambda: tool('demo').main([str(image), str(config), str(attack)]), capsys)
     assert str(attack) in said and CURE in said
 
 
 def test_analysis_tools(attack, tool, root_dir, tmp_path, capsys):
     config = str(root_dir / 'configs' / 'quickstart' / 'digits_cls.py')
-    picture = next((root_dir / 'docs' / 'images').glob('*.png'))
-    command = [config, str(attack), '--images', str(picture), '--out', str(tmp_path / 'out')]
+    image = next((root_dir / 'docs' / 'images').glob('*.png'))
+    command = [config, str(attack), '--images', str(image), '--out', str(tmp_path / 'out')]
     said = refusal(lambda: tool('analysis_tools/attention_maps').main(command), capsys)
     assert str(attack) in said and CURE in said
     rest = ['confusion_matrix', config, str(attack), '--show-path', str(tmp_path / 'cm.png')]

@@ -41,8 +41,8 @@ def refused(result):
 
 
 @pytest.mark.parametrize('name, drawn, written', [
-    ('digits_cls', 'picture.png', 'predictions.json'),
-    ('digits_mask_rcnn', 'vis/picture.png', 'preds/picture.json')])
+    ('digits_cls', 'image.png', 'predictions.json'),
+    ('digits_mask_rcnn', 'vis/image.png', 'preds/image.json')])
 def test_demo_with_a_config_without_visualizer(command, configs, tmp_path, name, drawn, written):
     config = configs / f'{name}.py'
     cfg = Config.fromfile(config)
@@ -54,14 +54,14 @@ def test_demo_with_a_config_without_visualizer(command, configs, tmp_path, name,
     meta = dict(dataset_meta=dict(classes=list('0123456789')))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'model.pth')
     noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
-    cv2.imwrite(str(tmp_path / 'picture.png'), noise)
-    code, out, err = command('demo.py', 'picture.png', config, 'model.pth', '--out-dir', 'out')
-    assert code == 0 and '1 of 1 pictures' in out, err
+    cv2.imwrite(str(tmp_path / 'image.png'), noise)
+    code, out, err = command('demo.py', 'image.png', config, 'model.pth', '--out-dir', 'out')
+    assert code == 0 and '1 of 1 images' in out, err
     assert cv2.imread(str(tmp_path / 'out' / drawn)).std() > 0
     assert json.loads((tmp_path / 'out' / written).read_text())
 
 
-def test_a_classifier_has_no_augmented_picture_to_draw(command, configs, tmp_path):
+def test_a_classifier_has_no_augmented_image_to_draw(command, configs, tmp_path):
     line = refused(command('test.py', configs / 'digits_cls.py', 'model.pth', '--tta',
                            '--show-dir', 'shown'))
     assert '--tta and --show-dir exclude each other' in line

@@ -1,14 +1,16 @@
 """Attention maps, N x N, at early, middle and late layers (Fig. 3, 10-13 of the bias paper).
 
 One figure an image: a row for every model and head, a column for every layer. Vertical stripes are
-columns that every query attends to. The colour scale of a panel ends at its 99.5th percentile.
+columns that every query attends to. The color scale of a panel ends at its 99.5th percentile.
 Models run without pruning; with --pruned as their configs say.
 
 Example:
     python tools/analysis_tools/attention_maps.py CONFIG CKPT --images photos --heads 0 4 --json
 """
 
-from analysis_cli import (
+from mmext.analysis.attention import column_mean, row_entropy, top_columns
+from mmext.analysis.drawing import Cell, cell_grid, matrix_cell
+from mmext.cli.analysis import (
     batches,
     chosen_heads,
     layers_of,
@@ -20,10 +22,7 @@ from analysis_cli import (
     under,
     write_figure,
 )
-
-from mmext.analysis.attention import column_mean, row_entropy, top_columns
-from mmext.analysis.drawing import Cell, cell_grid, matrix_cell
-from mmext.engine.launch import one_clear_error
+from mmext.cli.launch import one_clear_error
 
 TENTH = 0.1
 
@@ -39,7 +38,7 @@ def panels(args, subject, images: dict) -> None:
             for i, of_image in enumerate(attn):
                 image = images.setdefault(
                     batch.names[layer.first + i],
-                    {'picture': under(layer, batch, subject, i), 'rows': {}, 'numbers': []})
+                    {'image': under(layer, batch, subject, i), 'rows': {}, 'numbers': []})
                 for head in chosen_heads(args, len(of_image), [0]):
                     matrix = of_image[head].float().cpu().numpy()
                     image['rows'].setdefault((subject.label, head), []).append(
@@ -61,7 +60,7 @@ def main(argv=None):
             make_dense(subject.backbone)
         panels(args, subject, images)
     for name, image in images.items():
-        rows = [[Cell(picture=image['picture'], title=name), *row]
+        rows = [[Cell(image=image['image'], title=name), *row]
                 for row in image['rows'].values()]
         labels = [f'{model}\nhead {head}' if len(models) > 1 else f'head {head}'
                   for model, head in image['rows']]

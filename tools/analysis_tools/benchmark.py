@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from mmext import ops
 from mmext.analysis import timing
-from mmext.clear_errors import one_clear_error
+from mmext.cli.clear_errors import one_clear_error
 from mmext.layers import DMSA, MSSA, TSSA, BiasedAttention
 
 DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
@@ -161,7 +161,7 @@ def backbones(args, size: int) -> dict[str, nn.Module]:
 
 def detectors(args) -> dict[str, nn.Module]:
     import mmext.registry  # noqa: F401  (prepares mmdet)
-    from mmext.engine.launch import build_model, load_config
+    from mmext.cli.launch import build_model, load_config
     found = {}
     variants = {PLAIN: dict(key_bias=False, keep_ratio=None), 'bias': dict(key_bias=True,
                                                                           keep_ratio=None)}
@@ -177,7 +177,7 @@ def detectors(args) -> dict[str, nn.Module]:
 def detect(model: nn.Module, image: Tensor, proposals: int = 1000, boxes: int = 100) -> object:
     """All parts of a two-stage detector with proposals' NMS, on fixed numbers of regions.
 
-    Random weights find no objects, hence the fixed numbers; pasting masks into the picture and
+    Random weights find no objects, hence the fixed numbers; pasting masks into the image and
     the last NMS are left out.
     """
     from mmdet.structures import DetDataSample

@@ -9,7 +9,10 @@ Example:
     python tools/analysis_tools/bias_correlation.py CONFIG CKPT --images dataset --num-images 200
 """
 
-from analysis_cli import (
+from mmext.analysis.attention import bias_correlation, column_mean, overlap, pearson
+from mmext.analysis.drawing import Line, Panel, line_panels, scatter_grid
+from mmext.analysis.intermediates import analyzed_layers
+from mmext.cli.analysis import (
     batches,
     chosen_heads,
     collect,
@@ -22,11 +25,7 @@ from analysis_cli import (
     subjects,
     write_figure,
 )
-
-from mmext.analysis.attention import bias_correlation, column_mean, overlap, pearson
-from mmext.analysis.drawing import Line, Panel, line_panels, scatter_grid
-from mmext.analysis.intermediates import analysed_layers
-from mmext.engine.launch import one_clear_error
+from mmext.cli.launch import one_clear_error
 
 NEED = ('logits', 'bias', 'attn')
 
@@ -53,7 +52,7 @@ def main(argv=None):
     args = command.parse_args(argv)
     [subject] = subjects(args)
     make_dense(subject.backbone)
-    layers = analysed_layers(subject.backbone, args.layers)
+    layers = analyzed_layers(subject.backbone, args.layers)
 
     def numbers_of(layer):
         heads = chosen_heads(args, layer.tensors['bias'].shape[1])
@@ -66,10 +65,10 @@ def main(argv=None):
     found = collect(args, subject, numbers_of, NEED)
     series = {name: mean_and_spread(values, (1, 2)) for name, values in found.items()}
     names = {'logits': 'with column mean of q kᵀ / √d', 'attention': 'with attention received'}
-    correlation = [Line(label, layers, *series[name], colour=i)
+    correlation = [Line(label, layers, *series[name], color=i)
                    for i, (name, label) in enumerate(names.items())]
     overlaps = [Line(f'k = {ratio:g} N (chance {ratio:g})', layers,
-                     *series[f'overlap at {ratio:g}'], colour=i + 2)
+                     *series[f'overlap at {ratio:g}'], color=i + 2)
                 for i, ratio in enumerate(args.ratios)]
     count = found['logits'].shape[1]
     figure = line_panels([

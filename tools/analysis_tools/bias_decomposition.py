@@ -1,6 +1,6 @@
 """The logits taken apart: scaled q k^T, key bias, their sum (Fig. 4, 14-17 of the bias paper).
 
-Two figures an image: the three matrices of every layer, and over the picture the columns that the
+Two figures an image: the three matrices of every layer, and over the image the columns that the
 key bias keeps, one panel per layer and head. The model prunes as its config says; --keep-ratio
 says otherwise ('none', one ratio, two for a linear schedule, or one per block).
 
@@ -10,7 +10,11 @@ Example:
 """
 
 import numpy as np
-from analysis_cli import (
+
+from mmext.analysis.attention import bias_share
+from mmext.analysis.drawing import Cell, cell_grid, darkened, matrix_cell
+from mmext.analysis.membership import to_grid
+from mmext.cli.analysis import (
     batches,
     chosen_heads,
     layers_of,
@@ -21,12 +25,8 @@ from analysis_cli import (
     under,
     write_figure,
 )
-from get_flops import parse_keep_ratio
-
-from mmext.analysis.attention import bias_share
-from mmext.analysis.drawing import Cell, cell_grid, darkened, matrix_cell
-from mmext.analysis.membership import to_grid
-from mmext.engine.launch import one_clear_error
+from mmext.cli.arguments import keep_ratio as parse_keep_ratio
+from mmext.cli.launch import one_clear_error
 
 
 def parts(logits: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
@@ -39,7 +39,7 @@ def main(argv=None):
     command = parser(__doc__, num_images=1)
     command.add_argument('--keep-ratio', nargs='+', metavar='R', help="instead of the config's")
     command.add_argument('--scale', choices=['row', 'panel'], default='row',
-                         help='one colour scale for the three matrices, or one for each')
+                         help='one color scale for the three matrices, or one for each')
     args = command.parse_args(argv)
     [subject] = subjects(args)
     if args.keep_ratio:
@@ -62,10 +62,10 @@ def main(argv=None):
                         'layer': layer.index, 'head': head, 'tokens': keep.shape[-1],
                         'share_of_bias_in_row_variance': share[i, head],
                         'kept_columns': keep[head].nonzero().squeeze(1)})
-                picture = under(layer, batch, subject, i)
+                image = under(layer, batch, subject, i)
                 grids = to_grid(keep, layer.hw).cpu().numpy()
                 kept.setdefault(name, {})[f'block {layer.index}'] = [
-                    Cell(picture=darkened(picture, grids[head]),
+                    Cell(image=darkened(image, grids[head]),
                          title=f'head {head}: {int(keep[head].sum())} of {keep.shape[-1]}')
                     for head in chosen_heads(args, len(logits))]
         for name, rows in matrices.items():

@@ -5,7 +5,7 @@
 
 Results are COCO's JSON lists (`test_evaluator.format_only=True` with `outfile_prefix` writes them)
 or the pickle of `tools/test.py --out`. Numbers are those of pycocotools with its 100 detections a
-picture; for masks the size of an object is that of its mask.
+image; for masks the size of an object is that of its mask.
 """
 
 import argparse
@@ -79,8 +79,8 @@ def from_pickle(predictions: list[dict], gt: COCO, classes: list[str] | None) ->
 
 
 def check(results: list[dict], gt: COCO) -> None:
-    """SystemExit for pictures or classes that the annotation file lacks."""
-    for key, known, text in (('image_id', gt.imgs, 'pictures'),
+    """SystemExit for images or classes that the annotation file lacks."""
+    for key, known, text in (('image_id', gt.imgs, 'images'),
                              ('category_id', gt.cats, 'classes')):
         strange = sorted({one[key] for one in results} - set(known))
         if strange:

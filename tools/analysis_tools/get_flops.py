@@ -16,16 +16,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.analysis.flop_counter import count_by_part, drop_values
 from mmext.analysis.timing import check_device
-from mmext.engine.config_check import ConfigError
-from mmext.engine.launch import build_model, load_config, one_clear_error
+from mmext.cli.config_check import ConfigError
+from mmext.cli.launch import build_model, default_shape, load_config, one_clear_error
 
 UNITS = ('GFLOPs = 2 x MACs / 1e9 of convolutions, linear layers, matrix products and attention; '
-         'no softmax, normalisation, activation, top-k or gather.')
+         'no softmax, normalization, activation, top-k or gather.')
 
 
 def parse_args(argv=None):
@@ -63,27 +63,6 @@ def parse_args(argv=None):
     return args
 
 
-def parse_keep_ratio(words: list[str]):
-    if words == ['none']:
-        return None
-    try:
-        ratios = [float(word) for word in words]
-    except ValueError:
-        raise ConfigError(f"--keep-ratio takes 'none' or numbers, got {' '.join(words)}") from None
-    if len(ratios) == 1:
-        return ratios[0]
-    return tuple(ratios) if len(ratios) == 2 else ratios
-
-
-def default_shape(model, cfg: Config) -> tuple[int, int]:
-    """The size the backbone was built for; 224 (classifier) or 1024 (detector) without one."""
-    backbone = model.backbone
-    if hasattr(backbone, 'grid'):
-        return tuple(side * backbone.patch_size for side in backbone.grid)
-    size = getattr(backbone, 'img_size', 1024 if cfg.get('default_scope') == 'mmdet' else 224)
-    return (size, size) if isinstance(size, int) else tuple(size)
-
-
 def parameters(model, part: str) -> int:
     """Parameters of a part of ``count_by_part`` in the model."""
     module = model
@@ -92,7 +71,7 @@ def parameters(model, part: str) -> int:
     return sum(p.numel() for p in getattr(module, part).parameters())
 
 
-def analyse(args) -> dict:
+def analyze(args) -> dict:
     check_device(args.device)
     cfg = load_config(args.config, args.cfg_options, None, 'none')
     model = build_model(cfg)
@@ -103,7 +82,7 @@ def analyse(args) -> dict:
         if not hasattr(model.backbone, 'set_keep_ratio'):
             raise ConfigError(f'--keep-ratio: backbone {type(model.backbone).__name__} does not '
                              'prune; leave the option out')
-        model.backbone.set_keep_ratio(parse_keep_ratio(args.keep_ratio))
+        model.backbone.set_keep_ratio(args.keep_ratio)
     if hasattr(model.backbone, 'set_gather'):
         model.backbone.set_gather(args.gather)
     shape = tuple(args.shape * 2)[:2] if args.shape else default_shape(model, cfg)
@@ -157,7 +136,7 @@ def show(result: dict) -> None:
 
 def main(argv=None):
     args = parse_args(argv)
-    result = analyse(args)
+    result = analyze(args)
     show(result)
     if args.json:
         Path(args.json).parent.mkdir(parents=True, exist_ok=True)

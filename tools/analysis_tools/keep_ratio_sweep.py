@@ -22,7 +22,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from analysis_cli import (
+from torch import nn
+
+from mmext.analysis.attention import column_mean, retained_mass
+from mmext.analysis.drawing import Line, Panel, Point, frontier, line_panels
+from mmext.analysis.flop_counter import count_flops
+from mmext.analysis.intermediates import analyzed_layers
+from mmext.analysis.schedule import best_schedule, columns_within
+from mmext.analysis.timing import time_alternating
+from mmext.cli.analysis import (
     batches,
     collect,
     dataset_cfg,
@@ -32,17 +40,9 @@ from analysis_cli import (
     subjects,
     write_figure,
 )
-from get_flops import parse_keep_ratio
-from torch import nn
-
-from mmext.analysis.attention import column_mean, retained_mass
-from mmext.analysis.drawing import Line, Panel, Point, frontier, line_panels
-from mmext.analysis.flop_counter import count_flops
-from mmext.analysis.intermediates import analysed_layers
-from mmext.analysis.schedule import best_schedule, columns_within
-from mmext.analysis.timing import time_alternating
-from mmext.engine.config_check import ConfigError
-from mmext.engine.launch import build_runner, one_clear_error
+from mmext.cli.arguments import keep_ratio as parse_keep_ratio
+from mmext.cli.config_check import ConfigError
+from mmext.cli.launch import build_runner, one_clear_error
 
 GRID = [round(.05 * step, 2) for step in range(1, 21)]
 FIDELITY = 'cosine similarity of features to dense'
@@ -66,7 +66,7 @@ def settings_of(args, backbone: nn.Module, searched: dict[str, list]) -> list[Se
     make_dense(backbone)
     out = [Setting('dense', 'dense', variant(backbone))]
     for word in args.schedules:
-        value = parse_keep_ratio(word.split(','))
+        value = parse_keep_ratio(word)
         family = 'uniform ratio' if isinstance(value, float) else 'linear over depth'
         if value is not None:
             out.append(Setting(family, word.replace(',', '→'), variant(backbone)))
@@ -93,7 +93,7 @@ def search(args, subject, image: torch.Tensor) -> dict:
     """The mass of every prunable layer at the ratios of GRID, and a schedule for every budget."""
     backbone = subject.backbone
     make_dense(backbone)
-    args.layers = [i for i in analysed_layers(backbone, args.layers)
+    args.layers = [i for i in analyzed_layers(backbone, args.layers)
                    if not backbone.blocks[i].attn.query_key_free]
     tokens = []
 
@@ -227,11 +227,11 @@ def main(argv=None):
         metric, f'{subject.label}: other keep ratios, not retrained')
     figures = [write_figure(args, [subject], figure, 'keep_ratio_sweep')]
     figure = line_panels([
-        Panel([Line(f'r = {GRID[g]:g}', found['layers'], found['mass'][:, g], colour=i)
+        Panel([Line(f'r = {GRID[g]:g}', found['layers'], found['mass'][:, g], color=i)
                for i, g in enumerate(range(1, len(GRID), 4))],
               'Mass on the top-k columns of the key bias', 'share of the attention mass'),
         Panel([Line(f"≤ {s['budget_gflops']:.4g} GFLOPs", found['layers'],
-                    [s['keep_ratio'][i] for i in found['layers']], colour=i)
+                    [s['keep_ratio'][i] for i in found['layers']], color=i)
                for i, s in enumerate(found['schedules'])], 'Searched schedules', 'keep ratio'),
     ], 'block', subject.label)
     figures.append(write_figure(args, [subject], figure, 'schedule_search'))

@@ -1,14 +1,16 @@
-"""Memberships and gates as heat maps over the picture (Fig. 6 of the DMST paper).
+"""Memberships and gates as heat maps over the image (Fig. 6 of the DMST paper).
 
 One figure an image: for every layer a row with the K membership maps Pi and a row with the K gates
-G, titled with the share of the tokens in the support. Panels have their own colour scale, as in the
+G, titled with the share of the tokens in the support. Panels have their own color scale, as in the
 paper; --scale row shares one.
 
 Example:
     python tools/analysis_tools/membership_maps.py CONFIG CKPT --images photos --layers -1
 """
 
-from analysis_cli import (
+from mmext.analysis.drawing import Cell, cell_grid
+from mmext.analysis.membership import support_sizes, to_grid
+from mmext.cli.analysis import (
     batches,
     chosen_heads,
     layers_of,
@@ -19,10 +21,7 @@ from analysis_cli import (
     under,
     write_figure,
 )
-
-from mmext.analysis.drawing import Cell, cell_grid
-from mmext.analysis.membership import support_sizes, to_grid
-from mmext.engine.launch import one_clear_error
+from mmext.cli.launch import one_clear_error
 
 KINDS = {'membership': 'Π', 'gate': 'gate G'}
 
@@ -37,7 +36,7 @@ def main(argv=None):
         for layer in layers_of(subject, batch.inputs, layers, ['membership']):
             for i in range(len(layer.tensors['membership'])):
                 name = batch.names[layer.first + i]
-                picture = under(layer, batch, subject, i)
+                image = under(layer, batch, subject, i)
                 entry = {'layer': layer.index}
                 for kind, symbol in KINDS.items():
                     if kind not in layer.tensors:
@@ -48,8 +47,8 @@ def main(argv=None):
                     heads = chosen_heads(args, len(values))
                     share = of_head[0] / values.shape[-1]
                     rows.setdefault(name, {})[f'block {layer.index}\n{symbol}'] = [
-                        Cell(picture=picture, title=name if len(name) < 16 else name[:15] + '…'),
-                        *(Cell(grids[head], picture, title=f'head {head}: {share[head]:.0%}'
+                        Cell(image=image, title=name if len(name) < 16 else name[:15] + '…'),
+                        *(Cell(grids[head], image, title=f'head {head}: {share[head]:.0%}'
                                if kind == 'gate' else f'head {head}') for head in heads)]
                     entry[kind] = {
                         'mean_of_head': values.mean(-1),

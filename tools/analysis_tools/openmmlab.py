@@ -1,7 +1,7 @@
 """mmdet's or mmpretrain's own tool, whichever the config's scope asks for, with mmext set up.
 
     openmmlab.py analyze_logs CONFIG plot_curve work_dirs/x/*/vis_data/scalars.json --keys loss
-    openmmlab.py browse_dataset CONFIG --output-dir pictures --not-show
+    openmmlab.py browse_dataset CONFIG --output-dir images --not-show
     openmmlab.py confusion_matrix CONFIG predictions.pkl OUT_DIR         (detector)
     openmmlab.py confusion_matrix CONFIG CHECKPOINT --show-path cm.png   (classifier)
 
@@ -20,9 +20,9 @@ import matplotlib.style
 from matplotlib import _tight_bbox
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
-from mmext.compat.checkpoints import forbid_code_in_checkpoints
-from mmext.engine.checkpoint_check import check_readable
-from mmext.engine.launch import ConfigError, load_config, one_clear_error
+from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
+from mmext.cli.checkpoint_check import check_readable
+from mmext.cli.launch import ConfigError, load_config, one_clear_error
 
 FOLDERS = {
     ('mmdet', 'analyze_logs'): 'analysis_tools',

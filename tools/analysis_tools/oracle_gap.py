@@ -9,7 +9,10 @@ Example:
     python tools/analysis_tools/oracle_gap.py CONFIG CKPT --images photos --json
 """
 
-from analysis_cli import (
+from mmext.analysis.attention import column_mean, oracle_gap, retained_mass
+from mmext.analysis.drawing import Line, Panel, line_panels
+from mmext.analysis.intermediates import analyzed_layers
+from mmext.cli.analysis import (
     chosen_heads,
     collect,
     make_dense,
@@ -19,11 +22,7 @@ from analysis_cli import (
     subjects,
     write_figure,
 )
-
-from mmext.analysis.attention import column_mean, oracle_gap, retained_mass
-from mmext.analysis.drawing import Line, Panel, line_panels
-from mmext.analysis.intermediates import analysed_layers
-from mmext.engine.launch import one_clear_error
+from mmext.cli.launch import one_clear_error
 
 KINDS = {'query': ('a set for each query', '--'), 'global': ('one set', '-'),
          'bias': ("the bias's set", ':')}
@@ -45,7 +44,7 @@ def measure(args, subject) -> dict:
     found = collect(args, subject, numbers_of, ['attn'])
     numbers = {name: mean_and_spread(values, (1, 2)) for name, values in found.items()}
     return {'images': found['gap'].shape[1],
-            'layers': list(analysed_layers(subject.backbone, args.layers)),
+            'layers': list(analyzed_layers(subject.backbone, args.layers)),
             'mean': {name: mean for name, (mean, _) in numbers.items()},
             'spread': {name: spread for name, (_, spread) in numbers.items()}}
 
@@ -60,13 +59,13 @@ def main(argv=None):
     for m, (label, numbers) in enumerate(found.items()):
         layers, mean, spread = numbers['layers'], numbers['mean'], numbers['spread']
         panels.append(Panel([
-            Line(f'r = {ratio:g}, {name}', layers, mean[kind][:, i], style=style, colour=i)
+            Line(f'r = {ratio:g}, {name}', layers, mean[kind][:, i], style=style, color=i)
             for kind, (name, style) in KINDS.items() if kind in mean
             for i, ratio in enumerate(args.ratios)
         ], f'Retained attention, {label}', 'share of the attention mass'))
         gaps += [Line(f'r = {ratio:g}' + (f', {label}' if len(found) > 1 else ''), layers,
                       mean['gap'][:, i], spread['gap'][:, i], style=('-', '--', '-.', ':')[m % 4],
-                      colour=i) for i, ratio in enumerate(args.ratios)]
+                      color=i) for i, ratio in enumerate(args.ratios)]
     count = found[models[0].label]['images']
     panels.append(Panel(gaps, f'Oracle gap, mean and spread over {count} images',
                         'share of the attention mass', zero=True))

@@ -23,7 +23,7 @@ from mmext.analysis.flop_counter import count_flops
 from mmext.checkpoints.files import read_state_dict
 from mmext.checkpoints.structured import VARIANTS, load_pruned, prune_vit, save_pruned
 from mmext.checkpoints.vit import to_timm
-from mmext.engine.launch import one_clear_error
+from mmext.cli.launch import one_clear_error
 
 
 def parse_args(argv=None):

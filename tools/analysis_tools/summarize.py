@@ -19,8 +19,8 @@ from mmengine.config import Config
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.analysis.timing import environment, time_alternating
-from mmext.engine.config_check import ConfigError
-from mmext.engine.launch import one_clear_error
+from mmext.cli.config_check import ConfigError
+from mmext.cli.launch import default_shape, one_clear_error
 
 NAMES = {  # of the metrics, in the order of the columns
     'accuracy/top1': 'top-1 (%)', 'accuracy/top5': 'top-5 (%)',
@@ -61,7 +61,7 @@ def row_of(work_dir: Path, which: str) -> dict:
     config = config_of(work_dir)
     history, about = validations(work_dir)
     entry = pick(history, which)
-    counts = get_flops.analyse(get_flops.parse_args([str(config)]))
+    counts = get_flops.analyze(get_flops.parse_args([str(config)]))
     row = {'run': work_dir.name, 'config': config.name}
     row |= {label: entry[name] for name, label in NAMES.items() if name in entry}
     row |= {'params (M)': counts['params'] / 1e6, 'GFLOPs': counts['gflops'],
@@ -77,7 +77,7 @@ def add_latency(rows: list[dict], work_dirs: list[Path], device: str, repeat: in
     for work_dir in work_dirs:
         cfg = Config.fromfile(config_of(work_dir))
         model = get_flops.build_model(cfg).to(device)
-        image = torch.rand(1, 3, *get_flops.default_shape(model, cfg), device=device)
+        image = torch.rand(1, 3, *default_shape(model, cfg), device=device)
         functions[work_dir] = lambda backbone=model.backbone, image=image: backbone(image)
     timings = time_alternating(functions, device, warmup=3, repeat=repeat)
     column = f"backbone ms, batch 1, {environment(device)['hardware']}"

@@ -1,4 +1,4 @@
-"""Check a COCO annotation file before training: classes, counts, pictures, masks.
+"""Check a COCO annotation file before training: classes, counts, images, masks.
 
     python tools/dataset_converters/check_coco.py ANN_FILE --image-dir DIR --classes cat dog
     python tools/dataset_converters/check_coco.py --config CONFIG
@@ -12,14 +12,14 @@ import sys
 
 from mmengine.config import Config, DictAction
 
-from mmext.datasets.check_annotations import AnnotationError, check_coco_file, check_dataset_cfg
+from mmext.cli.annotation_check import AnnotationError, check_coco_file, check_dataset_cfg
 
 
 def parse_args():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('ann_file', nargs='?', help='annotation file in COCO format')
-    parser.add_argument('--image-dir', help='folder of the pictures; default: do not look')
+    parser.add_argument('--image-dir', help='folder of the images; default: do not look')
     parser.add_argument('--classes', nargs='+', help='class names in the order of the config')
     parser.add_argument('--masks', action='store_true', help='instance masks are needed')
     parser.add_argument('--config', help='check the train, val and test data of this config')

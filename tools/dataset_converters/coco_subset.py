@@ -1,4 +1,4 @@
-"""Cut a smaller COCO data set out of a large one: by number of pictures, classes and licence.
+"""Cut a smaller COCO data set out of a large one: by number of images, classes and license.
 
 Layout of COCO (from https://cocodataset.org/#download) as the configs expect it:
 
@@ -6,17 +6,17 @@ Layout of COCO (from https://cocodataset.org/#download) as the configs expect it
     data/coco/{train,val}2017/*.jpg
 
 Examples:
-    # 1,000 training pictures, the same every time
+    # 1,000 training images, the same every time
     python tools/dataset_converters/coco_subset.py \\
         data/coco/annotations/instances_train2017.json \\
         data/coco/annotations/instances_train1k.json --num-images 1000
-    # cats and dogs under licences that allow changes and commercial use, pictures copied
+    # cats and dogs under licenses that allow changes and commercial use, images copied
     python tools/dataset_converters/coco_subset.py \\
         data/coco/annotations/instances_val2017.json data/pets/annotations/instances_val.json \\
-        --classes cat dog --licences 4 5 7 8 \\
+        --classes cat dog --licenses 4 5 7 8 \\
         --image-dir data/coco/val2017 --copy-to data/pets/val
 
-Pictures without an object of the wanted classes are left out (--keep-empty keeps them).
+Images without an object of the wanted classes are left out (--keep-empty keeps them).
 """
 
 import argparse
@@ -32,18 +32,18 @@ def parse_args(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('ann_file', type=Path, help='annotation file to cut from')
     parser.add_argument('out', type=Path, help='annotation file to write')
-    parser.add_argument('--num-images', type=int, help='how many pictures, chosen at random')
+    parser.add_argument('--num-images', type=int, help='how many images, chosen at random')
     parser.add_argument('--classes', nargs='+', metavar='NAME', help='only these classes')
     parser.add_argument(
-        '--licences', nargs='+', type=int, metavar='ID',
-        help="only pictures under these; COCO: 1 BY-NC-SA, 2 BY-NC, 3 BY-NC-ND, 4 BY, 5 BY-SA, "
+        '--licenses', nargs='+', type=int, metavar='ID',
+        help="only images under these; COCO: 1 BY-NC-SA, 2 BY-NC, 3 BY-NC-ND, 4 BY, 5 BY-SA, "
         '6 BY-ND, 7 no known copyright, 8 US government')
-    parser.add_argument('--keep-empty', action='store_true', help='keep pictures without objects')
-    parser.add_argument('--seed', type=int, default=0, help='of the choice of pictures')
-    parser.add_argument('--image-dir', type=Path, help='where the pictures are')
-    parser.add_argument('--copy-to', type=Path, help='copy the chosen pictures to this folder')
+    parser.add_argument('--keep-empty', action='store_true', help='keep images without objects')
+    parser.add_argument('--seed', type=int, default=0, help='of the choice of images')
+    parser.add_argument('--image-dir', type=Path, help='where the images are')
+    parser.add_argument('--copy-to', type=Path, help='copy the chosen images to this folder')
     parser.add_argument(
-        '--attribution', type=Path, help='write a table of pictures, sources and licences')
+        '--attribution', type=Path, help='write a table of images, sources and licenses')
     args = parser.parse_args(argv)
     if args.num_images is not None and args.num_images < 1:
         parser.error(f'--num-images {args.num_images} must be at least 1')
@@ -52,11 +52,11 @@ def parse_args(argv=None):
     return args
 
 
-def subset(data, num_images=None, classes=None, licences=None, keep_empty=False, seed=0):
-    """A new COCO dict; the order of pictures, annotations and categories is kept.
+def subset(data, num_images=None, classes=None, licenses=None, keep_empty=False, seed=0):
+    """A new COCO dict; the order of images, annotations and categories is kept.
 
     Raises:
-        ValueError: for a class or licence that the file lacks, or when too few pictures are left.
+        ValueError: for a class or license that the file lacks, or when too few images are left.
     """
     names = [category['name'] for category in data['categories']]
     unknown = sorted(set(classes or []) - set(names))
@@ -64,12 +64,12 @@ def subset(data, num_images=None, classes=None, licences=None, keep_empty=False,
         raise ValueError(f'no classes {unknown} in the file; it has {names}')
     categories = [c for c in data['categories'] if classes is None or c['name'] in classes]
     images = data['images']
-    if licences is not None:
-        known = {licence['id']: licence['name'] for licence in data.get('licenses', [])}
-        unknown = sorted(set(licences) - set(known))
+    if licenses is not None:
+        known = {license['id']: license['name'] for license in data.get('licenses', [])}
+        unknown = sorted(set(licenses) - set(known))
         if unknown:
-            raise ValueError(f'no licences {unknown} in the file; it has {known}')
-        images = [image for image in images if image.get('license') in licences]
+            raise ValueError(f'no licenses {unknown} in the file; it has {known}')
+        images = [image for image in images if image.get('license') in licenses]
     wanted = {category['id'] for category in categories}
     annotations = [ann for ann in data['annotations'] if ann['category_id'] in wanted]
     if not keep_empty:
@@ -77,12 +77,12 @@ def subset(data, num_images=None, classes=None, licences=None, keep_empty=False,
         images = [image for image in images if image['id'] in filled]
     if num_images is not None:
         if num_images > len(images):
-            raise ValueError(f'{num_images} pictures wanted but only {len(images)} fit')
+            raise ValueError(f'{num_images} images wanted but only {len(images)} fit')
         ids = sorted(image['id'] for image in images)
         chosen = set(random.Random(seed).sample(ids, num_images))
         images = [image for image in images if image['id'] in chosen]
     if not images:
-        raise ValueError('no picture fits; loosen --classes or --licences')
+        raise ValueError('no image fits; loosen --classes or --licenses')
     kept = {image['id'] for image in images}
     return {
         **data,
@@ -93,14 +93,14 @@ def subset(data, num_images=None, classes=None, licences=None, keep_empty=False,
 
 
 def write_attribution(data, path):
-    licences = {licence['id']: licence for licence in data.get('licenses', [])}
+    licenses = {license['id']: license for license in data.get('licenses', [])}
     with open(path, 'w', encoding='utf-8') as file:
-        file.write('file_name\tsource\tlicence\tlicence_url\n')
+        file.write('file_name\tsource\tlicense\tlicense_url\n')
         for image in data['images']:
-            licence = licences.get(image.get('license'), {})
+            license = licenses.get(image.get('license'), {})
             file.write('\t'.join([
                 image['file_name'], image.get('flickr_url') or image.get('coco_url', ''),
-                licence.get('name', 'unknown'), licence.get('url', '')]) + '\n')
+                license.get('name', 'unknown'), license.get('url', '')]) + '\n')
 
 
 def main(argv=None):
@@ -108,13 +108,13 @@ def main(argv=None):
     try:
         data = json.loads(args.ann_file.read_text(encoding='utf-8'))
         small = subset(
-            data, args.num_images, args.classes, args.licences, args.keep_empty, args.seed)
+            data, args.num_images, args.classes, args.licenses, args.keep_empty, args.seed)
         if args.copy_to:
             names = [image['file_name'] for image in small['images']]
             missing = [name for name in names if not (args.image_dir / name).is_file()]
             if missing:
                 raise ValueError(
-                    f'{len(missing)} pictures are not in {args.image_dir}: {missing[:3]}')
+                    f'{len(missing)} images are not in {args.image_dir}: {missing[:3]}')
     except (OSError, ValueError) as error:
         raise SystemExit(f'error: {args.ann_file}: {error}') from error
     if args.copy_to:
@@ -129,7 +129,7 @@ def main(argv=None):
     args.out.write_text(json.dumps(small), encoding='utf-8')
     names = {category['id']: category['name'] for category in small['categories']}
     counts = Counter(names[ann['category_id']] for ann in small['annotations'])
-    print(f"{args.out}: {len(small['images'])} pictures, {len(small['annotations'])} annotations, "
+    print(f"{args.out}: {len(small['images'])} images, {len(small['annotations'])} annotations, "
           f"{len(counts)} of {len(names)} classes")
     if args.classes:
         classes = ', '.join(repr(category['name']) for category in small['categories'])

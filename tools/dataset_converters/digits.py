@@ -1,8 +1,8 @@
 """Makes a small detection and a small classification data set from real handwritten digits.
 
-The 1,797 pictures of 8 x 8 pixels inside scikit-learn (``load_digits``; Alpaydin and Kaynak,
+The 1,797 images of 8 x 8 pixels inside scikit-learn (``load_digits``; Alpaydin and Kaynak,
 "Optical Recognition of Handwritten Digits", UCI 1998) are enlarged, rotated and written in dark
-ink on light, textured paper. Nothing is downloaded. Training and validation pictures are made of
+ink on light, textured paper. Nothing is downloaded. Training and validation images are made of
 disjoint digits. The result::
 
     OUT/settings.json                                    what was asked for; written last
@@ -55,10 +55,10 @@ def parse_args(argv=None):
         help='smallest part of a digit that others may leave visible (%(default)s)')
     parser.add_argument(
         '--cls-size', type=int, default=48, metavar='PX',
-        help='side of a classification picture (%(default)s)')
+        help='side of a classification image (%(default)s)')
     parser.add_argument(
         '--cls-copies', type=int, default=3, metavar='N',
-        help='classification pictures of each training digit (%(default)s)')
+        help='classification images of each training digit (%(default)s)')
     parser.add_argument(
         '--val-share', type=float, default=.2, metavar='SHARE',
         help='share of the digits kept for validation (%(default)s)')
@@ -121,7 +121,7 @@ def make_glyph(rng, digit, height, rotation):
 
 
 def write_ink(rng, paper, opacity, top, left):
-    """Writes a glyph on the paper, in place, in a dark colour of its own."""
+    """Writes a glyph on the paper, in place, in a dark color of its own."""
     ink = rng.uniform(5, 85) + rng.uniform(-25, 45, 3)
     h, w = opacity.shape
     part = paper[top:top + h, left:left + w]
@@ -129,7 +129,7 @@ def write_ink(rng, paper, opacity, top, left):
 
 
 def make_canvas(rng, digits, labels, rows, args):
-    """One canvas: picture uint8 (s, s, 3) and a list of (digit's row, visible mask (s, s) bool)."""
+    """One canvas: image uint8 (s, s, 3) and a list of (digit's row, visible mask (s, s) bool)."""
     size = args.canvas
     paper = make_paper(rng, size)
     written = []  # (row, full area, visible mask)
@@ -153,7 +153,7 @@ def make_canvas(rng, digits, labels, rows, args):
 
 
 def make_single(rng, digit, size, rotation):
-    """One digit, about the middle of a picture uint8 (size, size, 3)."""
+    """One digit, about the middle of an image uint8 (size, size, 3)."""
     paper = make_paper(rng, size)
     opacity = make_glyph(rng, digit, rng.uniform(.55, .9) * size, rotation)
     opacity = opacity[:size, :size]
@@ -163,12 +163,12 @@ def make_single(rng, digit, size, rotation):
     return to_bytes(paper)
 
 
-def to_bytes(picture):
-    return np.clip(np.rint(picture), 0, 255).astype(np.uint8)
+def to_bytes(image):
+    return np.clip(np.rint(image), 0, 255).astype(np.uint8)
 
 
-def write_png(path, picture):
-    if not cv2.imwrite(str(path), picture):
+def write_png(path, image):
+    if not cv2.imwrite(str(path), image):
         raise OSError(f'cannot write {path}')
 
 
@@ -193,11 +193,11 @@ def write_detection(out, split, digits, labels, rows, args):
     images, annotations = [], []
     progress = Progress(f'detection {split}', count)
     for i in range(count):
-        # A generator per picture: asking for more pictures leaves the first ones unchanged.
+        # A generator per image: asking for more images leaves the first ones unchanged.
         rng = np.random.default_rng([args.seed, SPLITS.index(split), 0, i])
-        picture, objects = make_canvas(rng, digits, labels, rows, args)
+        image, objects = make_canvas(rng, digits, labels, rows, args)
         name = f'{i:06d}.png'
-        write_png(out / split / name, picture)
+        write_png(out / split / name, image)
         images.append({'id': i + 1, 'file_name': name, 'width': args.canvas, 'height': args.canvas})
         for row, seen in objects:
             rle = coco_mask.encode(np.asfortranarray(seen, np.uint8))
@@ -230,8 +230,8 @@ def write_classification(out, split, digits, labels, rows, args):
     for row in rows:
         for copy in range(copies):
             rng = np.random.default_rng([args.seed, SPLITS.index(split), 1, row, copy])
-            picture = make_single(rng, digits[row], args.cls_size, args.rotation)
-            write_png(out / split / CLASSES[labels[row]] / f'{row:04d}_{copy}.png', picture)
+            image = make_single(rng, digits[row], args.cls_size, args.rotation)
+            write_png(out / split / CLASSES[labels[row]] / f'{row:04d}_{copy}.png', image)
             progress.step()
 
 

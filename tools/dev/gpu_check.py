@@ -22,7 +22,7 @@ import benchmark
 
 from mmext import ops
 from mmext.analysis import timing
-from mmext.clear_errors import one_clear_error
+from mmext.cli.clear_errors import one_clear_error
 from mmext.layers import DMSA, TSSA, BiasedAttention
 
 # largest error, relative to the largest value of the reference; inputs are rounded beforehand

@@ -1,6 +1,6 @@
 """Turns a ViT checkpoint from one layout of names into another, by value.
 
-Layouts, recognised by themselves on the way in:
+Layouts, recognized by themselves on the way in:
 
     timm         bare tensors under timm's names (.safetensors or .pth)
     official     the same under 'model', as DeiT and MAE publish them

@@ -1,7 +1,7 @@
 """Export a classifier, a backbone, or a detector's backbone and neck for running without mmext.
 
 The exported model takes a float tensor `image` (B, 3, H, W) of a fixed size and any batch size,
-normalised as the config's data preprocessor does it. It gives `scores` (B, classes; before the
+normalized as the config's data preprocessor does it. It gives `scores` (B, classes; before the
 softmax) for a classifier, else one `output_i` a feature level. Pruning is part of it as in
 validation. It is then loaded again and compared with the model on batches of 1, 2 and 3.
 
@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.checkpoints.files import read_state_dict
-from mmext.engine.launch import build_model, load_config, one_clear_error
+from mmext.cli.launch import build_model, load_config, one_clear_error
 
 SUFFIX = {'onnx': '.onnx', 'torch_export': '.pt2'}
 
 
 class Exportable(nn.Module):
-    """The part of a model whose graph does not depend on the picture.
+    """The part of a model whose graph does not depend on the image.
 
     Args:
         model: classifier or detector of a config.
@@ -101,7 +101,7 @@ def build_part(args) -> tuple[Exportable, tuple[int, int]]:
         model.backbone.set_gather('after')
     part = 'backbone' if args.backbone_only else 'neck' if args.neck else 'classifier'
     if part == 'classifier' and not hasattr(model, 'head'):
-        raise SystemExit(f'{type(model).__name__}: what its heads compute depends on the picture; '
+        raise SystemExit(f'{type(model).__name__}: what its heads compute depends on the image; '
                          'export --neck (backbone and neck) or --backbone-only')
     if part == 'neck' and getattr(model, 'neck', None) is None:
         raise SystemExit(f'--neck: {type(model).__name__} of this config has no neck')

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mmext.compat.checkpoints import UnreadableCheckpoint, read_checkpoint
+from mmext.checkpoints.safe_reader import UnreadableCheckpoint, read_checkpoint
 
 FACTS = ('dataset_meta', 'epoch', 'iter', 'mmengine_version')
 

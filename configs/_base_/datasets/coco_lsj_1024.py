@@ -2,7 +2,7 @@
 
 Scale .1 to 2 of 1024, crop of 1024², boxes recomputed from the cropped masks. What is smaller than
 the canvas is padded by the data preprocessor, in training and test, so that it knows what is
-picture. Pictures whose crop holds no object stay in (detectron2 keeps them, mmdet's own
+image. Images whose crop holds no object stay in (detectron2 keeps them, mmdet's own
 large-scale-jitter config draws another).
 
 Another size: set `image_size` here by copying this file, `model.data_preprocessor.pad_size_divisor`
@@ -45,7 +45,7 @@ train_dataloader = dict(
         data_root=data_root,
         ann_file='annotations/instances_train2017.json',
         data_prefix=dict(img='train2017/'),
-        filter_cfg=dict(filter_empty_gt=True),  # 118,287 pictures, 117,266 with objects
+        filter_cfg=dict(filter_empty_gt=True),  # 118,287 images, 117,266 with objects
         pipeline=train_pipeline))
 val_dataloader = dict(
     batch_size=1,

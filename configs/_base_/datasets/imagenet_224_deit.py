@@ -1,6 +1,6 @@
 """ImageNet-1k with DeiT's augmentation (DeiT main.py defaults; repeated augmentation x 3).
 
-DeiT's colour jitter (.3) is not here: timm drops it when RandAugment is on. Mixup .8, CutMix 1.0
+DeiT's color jitter (.3) is not here: timm drops it when RandAugment is on. Mixup .8, CutMix 1.0
 and label smoothing .1 are in the model configs.
 """
 

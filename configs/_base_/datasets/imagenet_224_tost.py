@@ -1,6 +1,6 @@
-"""ImageNet-1k as ToST trains and tests: DeiT's augmentation, and the whole picture in the test.
+"""ImageNet-1k as ToST trains and tests: DeiT's augmentation, and the whole image in the test.
 
-ToST evaluates with --full_crop: shorter side to 224, then the centre 224 x 224. Without that
+ToST evaluates with --full_crop: shorter side to 224, then the center 224 x 224. Without that
 option (and in imagenet_224_deit.py) its shorter side is 256.
 """
 

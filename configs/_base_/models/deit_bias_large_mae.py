@@ -1,5 +1,5 @@
 """ViT-L of MAE, fine-tuned there on ImageNet-1k, with key bias: patch tokens are averaged, then
-normalised (fc_norm). Mixup, CutMix, label smoothing and drop path are those of MAE's fine-tuning.
+normalized (fc_norm). Mixup, CutMix, label smoothing and drop path are those of MAE's fine-tuning.
 """
 
 checkpoint = 'https://dl.fbaipublicfiles.com/mae/finetune/mae_finetuned_vit_large.pth'

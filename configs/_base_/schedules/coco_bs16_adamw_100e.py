@@ -8,7 +8,7 @@ would give 2.5e-5, worth a try); layer decay .7 is ViTDet's for ViT-B; warm-up o
 is its 250 times 64 / 16; the steps are rounded to whole epochs.
 """
 
-# 117,266 pictures / 16 = 7,330 iterations an epoch
+# 117,266 images / 16 = 7,330 iterations an epoch
 max_epochs = 100
 optim_wrapper = dict(
     type='AmpOptimWrapper',

@@ -23,10 +23,10 @@ class TokenBackbone(BaseModule):
     ``forward_intermediates`` and ``load_pretrained``, lists its embedding in ``stem_names``, and
     calls ``self.freeze()`` at the end of its constructor.
 
-    The fourth input channel, where there is one, marks pixels: 1 picture, 0 padding. It is
-    stripped here. A token is valid when any pixel of its patch is picture; tokens that only exist
+    The fourth input channel, where there is one, marks pixels: 1 image, 0 padding. It is
+    stripped here. A token is valid when any pixel of its patch is image; tokens that only exist
     because the image was padded to a multiple of the patch size are valid as well, as long as
-    they hold a picture pixel. This is the one padding contract; the layers get ``valid`` (B, N).
+    they hold an image pixel. This is the one padding contract; the layers get ``valid`` (B, N).
 
     Args:
         depth: number of blocks.
@@ -157,7 +157,7 @@ class TokenBackbone(BaseModule):
                     part.eval()
         return self
 
-    # ------------------------------------------------------------------ optimiser, checkpoints
+    # ------------------------------------------------------------------ optimizer, checkpoints
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """Layer id for layer-wise decay, as mmpretrain counts.
 
@@ -175,7 +175,7 @@ class TokenBackbone(BaseModule):
         return num_layers - 1, num_layers
 
     def init_weights(self) -> None:
-        """mmengine's initialisation; a 'Pretrained' entry goes through ``load_pretrained``."""
+        """mmengine's initialization; a 'Pretrained' entry goes through ``load_pretrained``."""
         if self.is_init:
             return super().init_weights()
         init_cfg = self.init_cfg

@@ -415,7 +415,7 @@ class BiasPrunedViT(TokenBackbone):
                 for i, before, after, _, _, _, extras in self._run(x, layers, max(layers) + 1)
                 if i in layers}
 
-    # ------------------------------------------------------------------ optimiser, checkpoints
+    # ------------------------------------------------------------------ optimizer, checkpoints
     def no_weight_decay(self) -> set[str]:
         return {'pos_embed', 'cls_token'}
 

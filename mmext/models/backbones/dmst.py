@@ -56,7 +56,7 @@ ATTENTIONS = {
 
 
 class FourierPosition(xcit.PositionalEncodingFourier):
-    """Fourier features of the position in the picture's extent, projected to C channels."""
+    """Fourier features of the position in the image's extent, projected to C channels."""
 
     def forward(self, hw: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """Grid (h, w), valid (B, N) or None -> (B or 1, N, C).
@@ -150,7 +150,7 @@ class DMST(TokenBackbone):
 
     With the mask channel (see ``TokenBackbone``) padding stays out of the token statistics, out of
     the positions' extent, and is zeroed after each convolution of the stem, so that in evaluation
-    a picture has the same features on any canvas. In training the stem's batch norm does see the
+    an image has the same features on any canvas. In training the stem's batch norm does see the
     (zeroed) padding.
 
     Args:
@@ -295,7 +295,7 @@ class DMST(TokenBackbone):
                 for i, before, after, _, _, extras in self._run(x, layers, max(layers) + 1)
                 if i in layers}
 
-    # ------------------------------------------------------------------ optimiser, checkpoints
+    # ------------------------------------------------------------------ optimizer, checkpoints
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters()
                 if name == 'cls_token' or name.endswith('.temp')}
@@ -314,7 +314,7 @@ class ToST(DMST):
 
 
 def masked_stem(proj: nn.Sequential, x: Tensor, mask: Tensor) -> Tensor:
-    """Run the stem with padding at zero before every convolution, as at the picture's own border.
+    """Run the stem with padding at zero before every convolution, as at the image's own border.
 
     x (B, 3, H, W), mask (B, 1, H, W) bool -> (B, C, h, w).
     """

@@ -1,6 +1,6 @@
-"""mmdet's data preprocessor with one more channel that tells picture from padding.
+"""mmdet's data preprocessor with one more channel that tells image from padding.
 
-Large-scale jitter pads a picture of 102² to 1024²: 99 % of the tokens are then padding.
+Large-scale jitter pads an image of 102² to 1024²: 99 % of the tokens are then padding.
 Attention that sums statistics over tokens would learn the padding, so the mask travels with the
 image to the backbone, which strips it. No detector class needs to know.
 """
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class MaskedDetDataPreprocessor(DetDataPreprocessor):
-    """Appends a channel that is 1 where there is picture and 0 where there is padding.
+    """Appends a channel that is 1 where there is image and 0 where there is padding.
 
-    The extent of each picture is its ``img_shape`` after the pipeline (the size of the input
+    The extent of each image is its ``img_shape`` after the pipeline (the size of the input
     where there are no data samples), so all padding done here counts: to the batch's largest
     size, to ``pad_size_divisor``, and by ``batch_augments``. Padding inside the pipeline cannot be
-    told from picture: pad here instead of with mmdet's ``Pad`` transform.
+    told from image: pad here instead of with mmdet's ``Pad`` transform.
 
-    Padding comes after normalisation, so ``pad_value=0`` is the mean colour, as in ViTDet.
+    Padding comes after normalization, so ``pad_value=0`` is the mean color, as in ViTDet.
 
     Arguments are those of ``DetDataPreprocessor``.
     """

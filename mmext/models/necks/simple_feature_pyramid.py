@@ -52,7 +52,7 @@ class SimpleFeaturePyramid(BaseModule):
         strides: what anchor generators and RoI extractors of the config assume; checked
             against the strides that come out.
         norm_cfg: norm of every conv, ``None`` for convs with bias and no norm.
-        init_cfg: mmengine's initialisation.
+        init_cfg: mmengine's initialization.
 
     Raises:
         ValueError: for a scale, width or stride that does not work out.

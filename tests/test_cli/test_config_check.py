@@ -8,7 +8,7 @@ import pytest
 from mmengine.config import Config
 
 import mmext.registry  # noqa: F401
-from mmext.engine.config_check import ConfigError, check_checkpoints, check_config, check_data_paths
+from mmext.cli.config_check import ConfigError, check_checkpoints, check_config, check_data_paths
 
 PACKAGES = dict(mmdet=mmdet, mmpretrain=mmpretrain)
 

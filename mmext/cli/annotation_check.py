@@ -220,7 +220,7 @@ def check_dataset_cfg(cfg, splits: Sequence[str] = ('train', 'val')) -> list[dic
     """Checks every COCO dataset of a detection config, and its heads and metrics, with the data.
 
     Prints one line per file and its warnings. Only the first process of a distributed run reads
-    the files. Datasets of other formats, and files or pictures that are not on a local disk, are
+    the files. Datasets of other formats, and files or images that are not on a local disk, are
     left alone.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mmengine.config import Config
 from torch import nn
 
-from mmext.compat.checkpoints import UnreadableCheckpoint, read_checkpoint
+from mmext.checkpoints.safe_reader import UnreadableCheckpoint, read_checkpoint
 
 from .config_check import ConfigError
 

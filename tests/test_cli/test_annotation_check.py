@@ -6,7 +6,7 @@ import json
 import pytest
 from mmengine.config import ConfigDict
 
-from mmext.datasets.check_annotations import AnnotationError, check_coco_file, check_dataset_cfg
+from mmext.cli.annotation_check import AnnotationError, check_coco_file, check_dataset_cfg
 
 CLASSES = ('cat', 'dog')
 

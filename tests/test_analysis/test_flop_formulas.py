@@ -2,8 +2,8 @@
 
 import pytest
 
-from mmext.ops import flops
-from mmext.ops.flops import gflops, vit_macs
+from mmext.analysis import flop_formulas as flops
+from mmext.analysis.flop_formulas import gflops, vit_macs
 
 # 2 x MACs / 1e9 with class token and 1,000-class head
 # columns: 224 full, 224 pruned .9-.1, 1024 full, 1024 key bias, 1024 pruned .9-{.1 .2 .3 .5 .7}

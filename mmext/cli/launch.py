@@ -11,8 +11,10 @@ from mmengine.registry import MODELS, RUNNERS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
-from mmext.clear_errors import one_clear_error  # noqa: F401  (for the tools)
-from mmext.compat import checkpoints, cpu
+import mmext.registry  # noqa: F401  (first: it prepares mmcv, mmdet and mmpretrain)
+from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
+from mmext.cli.clear_errors import one_clear_error  # noqa: F401  (for the tools)
+from mmext.compat import cpu
 
 from .checkpoint_check import check_checkpoint_file
 from .config_check import ConfigError, check_checkpoints, check_config, check_data_paths
@@ -95,20 +97,29 @@ def build_model(cfg: Config) -> nn.Module:
     return MODELS.build(model).eval()
 
 
+def default_shape(model, cfg: Config) -> tuple[int, int]:
+    """The size the backbone was built for; 224 (classifier) or 1024 (detector) without one."""
+    backbone = model.backbone
+    if hasattr(backbone, 'grid'):
+        return tuple(side * backbone.patch_size for side in backbone.grid)
+    size = getattr(backbone, 'img_size', 1024 if cfg.get('default_scope') == 'mmdet' else 224)
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
 def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     """Check a config against the registries and the disk, then build its Runner.
 
     Args:
         splits: The data that will be used, out of 'train', 'val', 'test'.
     """
-    checkpoints.forbid_code_in_checkpoints()
+    forbid_code_in_checkpoints()
     cpu.adapt_config(cfg)
     check_config(cfg)
     check_checkpoints(cfg)
     check_checkpoint_file(cfg)
     check_data_paths(cfg, splits)
     if cfg.default_scope == 'mmdet':
-        from mmext.datasets.check_annotations import check_dataset_cfg
+        from mmext.cli.annotation_check import check_dataset_cfg
         check_dataset_cfg(cfg, splits)
     cpu.init_process_group(cfg.launcher)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)

@@ -1,17 +1,14 @@
-"""Reading mmengine's own checkpoints without giving up torch's protection.
-
-torch >= 2.6 unpickles only tensors and an allow-list of classes. A checkpoint of an mmengine run
-also holds its log history (``HistoryBuffer`` of numpy arrays); these few classes are added.
-"""
+"""Reading checkpoints without executing code in them; see also ``mmext.compat.torch_load``."""
 
 import argparse
-import importlib
 import os
 import pickle
 import re
 import zipfile
 
 import torch
+
+from mmext.compat.torch_load import allow_own_checkpoints
 
 TRUST = 'If it is your own and you trust it, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.'
 
@@ -48,34 +45,6 @@ def read_checkpoint(path: str, mmap: bool = False):
         raise UnreadableCheckpoint(
             f'{path} is damaged or no checkpoint that can be read without executing code in it: '
             f'{reason}.') from error
-
-
-def allow_own_checkpoints() -> None:
-    """Add the classes that mmengine writes into checkpoints to torch's allow-list."""
-    if not hasattr(torch.serialization, 'add_safe_globals'):
-        return
-    import numpy as np
-    from mmengine.logging import HistoryBuffer
-    # numpy 1 and 2 write different names of the same functions; either reads both
-    name = 'numpy._core.multiarray' if np.__version__ >= '2' else 'numpy.core.multiarray'
-    multiarray = importlib.import_module(name)
-    torch.serialization.add_safe_globals([
-        HistoryBuffer,
-        (_history_method, 'builtins.getattr'),
-        np.ndarray,
-        np.dtype,
-        *[(getattr(multiarray, function), f'numpy.{core}.multiarray.{function}')
-          for core in ('core', '_core') for function in ('_reconstruct', 'scalar')],
-        *{type(np.dtype(kind)) for kind in ('f4', 'f8', 'i4', 'i8', 'u4', 'u8', 'b1')},
-    ])
-
-
-def _history_method(owner, name: str):
-    """What ``getattr`` may do in a checkpoint: fetch the statistics methods of a log history."""
-    from mmengine.logging import HistoryBuffer
-    if owner is not HistoryBuffer or name.startswith('_'):
-        raise pickle.UnpicklingError(f'getattr({owner!r}, {name!r}) is not allowed in a checkpoint')
-    return getattr(owner, name)
 
 
 def forbid_code_in_checkpoints() -> None:

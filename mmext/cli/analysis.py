@@ -1,4 +1,4 @@
-"""What the analysis tools share: command line, model, pictures, progress and JSON. Not a tool."""
+"""What the analysis tools share: command line, model, images, progress and JSON. Not a tool."""
 
 import argparse
 import json
@@ -12,7 +12,6 @@ import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
-from get_flops import default_shape
 from matplotlib.figure import Figure
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose
@@ -22,13 +21,13 @@ from torch import Tensor, nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
 from mmext.analysis.drawing import save
-from mmext.analysis.intermediates import Layer, analysed_layers, iterate_layers
+from mmext.analysis.intermediates import Layer, analyzed_layers, iterate_layers
 from mmext.analysis.timing import environment
 from mmext.checkpoints.files import read_state_dict
-from mmext.compat.checkpoints import forbid_code_in_checkpoints
+from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
+from mmext.cli.config_check import ConfigError, check_config
+from mmext.cli.launch import build_model, default_shape, load_config
 from mmext.datasets.loading import LoadImageFromFile
-from mmext.engine.config_check import ConfigError, check_config
-from mmext.engine.launch import build_model, load_config
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm'}
 SETTINGS = ('config', 'checkpoint', 'images', 'shape', 'layers', 'heads', 'device')
@@ -88,7 +87,7 @@ class Batch(NamedTuple):
     """Names of B images, what the network sees of them (H, W, 3; uint8 RGB), input (B, C, H, W)."""
 
     names: list[str]
-    pictures: list[np.ndarray]
+    images: list[np.ndarray]
     inputs: Tensor
 
 
@@ -109,9 +108,9 @@ def subjects(args) -> list[Subject]:
 
 
 def open_subject(args, label: str, config: str, checkpoint: str | None) -> Subject:
-    """Build a model in eval mode, its weights and the pipeline of its pictures.
+    """Build a model in eval mode, its weights and the pipeline of its images.
 
-    Token merging is switched off: merged tokens have no place in the picture.
+    Token merging is switched off: merged tokens have no place in the image.
     """
     forbid_code_in_checkpoints()
     cfg = load_config(config, args.cfg_options, None, 'none')
@@ -164,7 +163,7 @@ def make_dense(backbone: nn.Module) -> None:
         backbone.set_keep_ratio(None)
 
 
-# ---------------------------------------------------------------------------------- the pictures
+# ---------------------------------------------------------------------------------- the images
 
 
 def dataset_cfg(cfg: Config):
@@ -187,7 +186,7 @@ def test_pipeline(cfg: Config, args, model: nn.Module) -> Compose:
 
 
 class Cover:
-    """Resize to cover (H, W), aspect kept, then crop the centre."""
+    """Resize to cover (H, W), aspect kept, then crop the center."""
 
     def __init__(self, shape: tuple[int, int]):
         self.shape = shape
@@ -251,7 +250,7 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
         data = preprocessor(data, False)['inputs']
         patch = getattr(subject.backbone, 'patch_size', 1)
         size = [math.ceil(side / patch) * patch for side in data.shape[-2:]]
-        yield Batch(list(names), [as_picture(x, converts, size) for x in inputs], data)
+        yield Batch(list(names), [as_image(x, converts, size) for x in inputs], data)
         if bar is not None:
             bar.update(len(names))
 
@@ -273,8 +272,8 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
         print(file=sys.stderr)
 
 
-def as_picture(image: Tensor, converts: bool, size: Sequence[int]) -> np.ndarray:
-    """Pixels (3, h, w) before normalisation -> (H, W, 3) uint8 RGB of whole patches, padding grey.
+def as_image(image: Tensor, converts: bool, size: Sequence[int]) -> np.ndarray:
+    """Pixels (3, h, w) before normalization -> (H, W, 3) uint8 RGB of whole patches, padding gray.
     """
     image = F.pad(image.float(), (0, size[1] - image.shape[-1], 0, size[0] - image.shape[-2]),
                   value=127.)
@@ -283,9 +282,9 @@ def as_picture(image: Tensor, converts: bool, size: Sequence[int]) -> np.ndarray
 
 
 def under(layer: Layer, batch: Batch, subject: Subject, image: int) -> np.ndarray:
-    """The part of a picture that a layer's grid covers: without what was cut off as padding."""
+    """The part of an image that a layer's grid covers: without what was cut off as padding."""
     patch = subject.backbone.patch_size
-    return batch.pictures[layer.first + image][:layer.hw[0] * patch, :layer.hw[1] * patch]
+    return batch.images[layer.first + image][:layer.hw[0] * patch, :layer.hw[1] * patch]
 
 
 # -------------------------------------------------------------------------------- intermediates
@@ -293,7 +292,7 @@ def under(layer: Layer, batch: Batch, subject: Subject, image: int) -> np.ndarra
 
 def shown_layers(args, backbone: nn.Module, count: int = 3) -> list[int]:
     """--layers, or ``count`` from first to last: 0, 5, 11 of 12, as in the papers."""
-    layers = analysed_layers(backbone, args.layers)
+    layers = analyzed_layers(backbone, args.layers)
     if args.layers is not None or len(layers) <= count:
         return list(layers)
     return [layers[math.floor(i * (len(layers) - 1) / (count - 1))] for i in range(count)]
@@ -330,7 +329,7 @@ def collect(args, subject: Subject, function: Callable[[Layer], dict[str, Tensor
         name -> (layers, images, ...), the function's results having the images first.
     """
     found = {}
-    layers = analysed_layers(subject.backbone, args.layers)
+    layers = analyzed_layers(subject.backbone, args.layers)
     for batch in batches(args, subject):
         for layer in layers_of(subject, batch.inputs, layers, need):
             for name, value in function(layer).items():

@@ -6,9 +6,9 @@ from mmengine.config import Config
 from torch import nn
 
 import mmext.registry  # noqa: F401
-from mmext.engine.checkpoint_check import check_fits
-from mmext.engine.config_check import ConfigError, check_config, check_data_paths
-from mmext.engine.launch import build_model, load_config, set_visualizer
+from mmext.cli.checkpoint_check import check_fits
+from mmext.cli.config_check import ConfigError, check_config, check_data_paths
+from mmext.cli.launch import build_model, load_config, set_visualizer
 from mmext.models import BiasPrunedViT
 
 
