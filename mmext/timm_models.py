@@ -5,13 +5,13 @@
     maps = timm.create_model('dmst_tiny_patch16_224', features_only=True)(images)
 
 Bias-pruned ViTs are timm's ``VisionTransformer`` (all of its options, plus ``keep_ratio``) with the
-attention of ``mmext.prune_attention``; ``pretrained=True`` fetches the official DeiT and MAE
+attention of ``mmext.layers``; ``pretrained=True`` fetches the official DeiT and MAE
 weights, the key bias starts at random. DMST and ToST are ``mmext.models.DMST`` with a classifier;
 weights are not published. Parameter names are those of ``BiasPrunedViT``, ``DMST`` and the official
 files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import trunc_normal_
@@ -20,8 +20,9 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
+from mmext.layers.biased_attention import BiasedAttention, with_options
 from mmext.models.backbones.dmst import DMST
-from mmext.pruning import prune_attention, pruned_layers, set_keep_ratio
+from mmext.pruning import pruned_layers, set_keep_ratio
 
 DEIT = 'https://dl.fbaipublicfiles.com/deit/'
 MAE = 'https://dl.fbaipublicfiles.com/mae/finetune/mae_finetuned_vit_large.pth'
@@ -61,14 +62,20 @@ class BiasVisionTransformer(VisionTransformer):
         kwargs: of ``VisionTransformer``.
     """
 
-    def __init__(self, *args, keep_ratio: float | Sequence | None = None,
+    def __init__(self, *args, keep_ratio: float | Sequence | Mapping | None = None,
                  keep_prefix: bool = False, key_bias_std: float = 0.02, **kwargs):
-        super().__init__(*args, **kwargs)
-        prune_attention(self, keep_ratio, keep_prefix)
+        if key_bias_std < 0:
+            raise ValueError(f'key_bias_std={key_bias_std} must not be negative')
+        super().__init__(*args, attn_layer=with_options(BiasedAttention), **kwargs)
         for layer in pruned_layers(self):
-            trunc_normal_(layer.key_bias.weight, std=key_bias_std)
+            layer.configure(keep_prefix=keep_prefix, num_prefix_tokens=self.num_prefix_tokens)
+            if key_bias_std:
+                trunc_normal_(layer.key_bias.weight, std=key_bias_std)
+            else:
+                nn.init.zeros_(layer.key_bias.weight)
+        self.set_keep_ratio(keep_ratio)
 
-    def set_keep_ratio(self, value: float | Sequence | None, train: bool = True,
+    def set_keep_ratio(self, value: float | Sequence | Mapping | None, train: bool = True,
                        val: bool = True) -> None:
         """See ``mmext.pruning.set_keep_ratio``."""
         set_keep_ratio(self, value, train, val)
@@ -136,9 +143,8 @@ class TokenStatisticsTransformer(DMST):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images (B, 3, H, W) -> normalized tokens (B, 1 + N, C), class token first."""
-        for _, _, y, _, valid, _ in self._run(x):  # noqa: B007  (used behind the loop)
-            pass
-        return self.norm(self.class_tail(y, valid))
+        *_, last = self.passes(x)
+        return self.norm(self.class_tail(last.x_out, last.valid))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool:
@@ -166,14 +172,15 @@ class TokenStatisticsTransformer(DMST):
             raise ValueError(f"output_fmt={output_fmt!r} must be 'NCHW' or 'NLC'")
         take, last = feature_take_indices(len(self.blocks), indices)
         found = []
-        for i, _, y, hw, valid, _ in self._run(x):  # noqa: B007  (used behind the loop)
-            if i in take:
-                tokens = self.norm(y) if norm else y
+        for step in self.passes(x):
+            if step.index in take:
+                tokens = self.norm(step.x_out) if norm else step.x_out
                 found.append(tokens if output_fmt == 'NLC' else tokens.transpose(1, 2).reshape(
-                    y.shape[0], -1, *hw).contiguous())
-            if i == last and intermediates_only:
+                    tokens.shape[0], -1, *step.hw).contiguous())
+            if step.index == last and intermediates_only:
                 return found
-        return found if intermediates_only else (self.norm(self.class_tail(y, valid)), found)
+        return found if intermediates_only else (
+            self.norm(self.class_tail(step.x_out, step.valid)), found)
 
     def prune_intermediate_layers(self, indices: int | list[int] = 1, prune_norm: bool = False,
                                   prune_head: bool = True) -> list[int]:

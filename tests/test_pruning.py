@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 import mmext
+from mmext.calibration import calibrate_bias
 from mmext.layers.biased_attention import BiasedAttention
 from mmext.ops import reference_key_bias_attention
-from mmext.pruning import calibrate_bias, prune_attention, pruned_layers, set_keep_ratio
+from mmext.pruning import prune_attention, pruned_layers, set_keep_ratio
 
 SMALL = dict(embed_dim=48, depth=3, num_heads=4, patch_size=16, img_size=64, num_classes=7)
 MODELS = {
@@ -53,7 +54,7 @@ def test_dense_equals_the_original_and_undo_restores_it(key):
     model, x = build(key)
     want, weights = model(x), copy.deepcopy(model.state_dict())
     ids = {name: id(parameter) for name, parameter in model.named_parameters()}
-    handle = prune_attention(model, keep=None)
+    handle = prune_attention(model, keep_ratio=None)
     assert len(handle.layers) == 3
     torch.testing.assert_close(model(x), want, atol=1e-5, rtol=1e-5)
     for layer in handle.layers:
@@ -83,7 +84,7 @@ def test_dense_equals_the_original_and_undo_restores_it(key):
 def test_masked_equals_gathered_with_gradients(key):
     """Training mode attends over N x N with a mask, validation over the kept columns only."""
     model, x = build(key)
-    prune_attention(model, keep=(0.8, 0.3), train_mode='gather', val_mode='mask')
+    prune_attention(model, keep_ratio=(0.8, 0.3), train_mode='gather', val_mode='mask')
     for layer in pruned_layers(model):
         torch.nn.init.normal_(layer.key_bias.weight, std=0.2)
     out = {}
@@ -103,15 +104,15 @@ def test_masked_equals_gathered_with_gradients(key):
 @torch.no_grad()
 def test_pruned_attention_equals_the_reference_and_keeps_the_prefix():
     model, x = build('dinov2 registers')
-    handle = prune_attention(model, keep=0.5)
+    handle = prune_attention(model, keep_ratio=0.5)
     layer = handle.layers[1]
     torch.nn.init.normal_(layer.key_bias.weight, std=0.2)
     x = torch.randn(2, 21, 48)
-    got, extras = layer(x, return_intermediates=True)
-    assert extras['keep'][..., :5].all() and (extras['keep'].sum(-1) == 10).all()
+    got, extras = layer.forward_intermediates(x)
+    assert extras['kept'][..., :5].all() and (extras['kept'].sum(-1) == 10).all()
     q, k, v = layer.qkv(x).view(2, 21, 3, 4, 12).permute(2, 0, 3, 1, 4)
     bias = (x @ layer.key_bias.weight.t()).transpose(1, 2)
-    out, attn = reference_key_bias_attention(q, k, v, bias, extras['keep'])
+    out, attn = reference_key_bias_attention(q, k, v, bias, extras['kept'])
     torch.testing.assert_close(got, layer.proj(out.transpose(1, 2).flatten(2)))
     torch.testing.assert_close(extras['attn'], attn)
 
@@ -120,7 +121,7 @@ def test_pruned_attention_equals_the_reference_and_keeps_the_prefix():
 def test_attention_mask():
     """timm's attn_mask: columns that nobody may see are not chosen either."""
     model, _ = build('vit')
-    layer = prune_attention(model, keep=None).layers[0]
+    layer = prune_attention(model, keep_ratio=None).layers[0]
     x = torch.randn(2, 12, 48)
     seen = torch.ones(2, 1, 12, 12, dtype=torch.bool)
     seen[..., 8:] = False
@@ -128,7 +129,7 @@ def test_attention_mask():
     layer.set_keep_ratio(0.5)
     got = layer(x, attn_mask=seen)[:, :8]
     layer.set_keep_ratio(0.5)
-    chosen = layer(x, attn_mask=seen, return_intermediates=True)[1]['keep']
+    chosen = layer.forward_intermediates(x, attn_mask=seen)[1]['kept']
     assert not chosen[..., 8:].any() and (chosen.sum(-1) == 4).all()
     torch.testing.assert_close(layer(x[:, :8])[:, 0], got[:, 0])
     with pytest.raises(ValueError, match='causal'):
@@ -137,7 +138,7 @@ def test_attention_mask():
 
 def test_copies_pickles_and_half_precision():
     model, x = build('vit')
-    prune_attention(model, keep=0.5)
+    prune_attention(model, keep_ratio=0.5)
     other = copy.deepcopy(model)
     loaded = pickle.loads(pickle.dumps(model))
     other.set_keep_ratio(None)
@@ -162,14 +163,15 @@ def test_models_without_such_attention_are_refused(name):
 def test_wrong_arguments_leave_the_model_alone():
     model, x = build('vit')
     keys = set(model.state_dict())
-    for options, message in ((dict(keep=1.2), 'keep=1.2'), (dict(keep=(1, 2, 3, 4)), 'entries'),
+    for options, message in ((dict(keep_ratio=1.2), 'keep_ratio=1.2'),
+                             (dict(keep_ratio=(1, 2, 3, 4)), 'entries'),
                              (dict(val_mode='fast'), 'val_mode')):
         with pytest.raises(ValueError, match=message):
             prune_attention(model, **options)
         assert set(model.state_dict()) == keys
     with pytest.raises(ValueError, match='prune_attention first'):
         calibrate_bias(model, x)
-    prune_attention(model, keep=None)
+    prune_attention(model, keep_ratio=None)
     with pytest.raises(ValueError, match='already'):
         prune_attention(model)
     with pytest.raises(ValueError, match='every column is kept'):
@@ -181,7 +183,7 @@ def test_wrong_arguments_leave_the_model_alone():
 @pytest.mark.parametrize('images', [torch.zeros(3, 64, 64), np.zeros((4, 3, 64, 64)), [1, 2]])
 def test_calibration_says_what_images_it_takes(images):
     model, _ = build('vit')
-    prune_attention(model, keep=0.5)
+    prune_attention(model, keep_ratio=0.5)
     with pytest.raises(ValueError, match=r'images must be one tensor \(n, 3, H, W\)'):
         calibrate_bias(model, images)
 
@@ -192,7 +194,7 @@ def test_calibration_lowers_the_error(key):
     model, _ = build(key)
     torch.manual_seed(1)
     images = F.interpolate(torch.randn(24, 3, 6, 6), MODELS[key][1]['img_size'], mode='bicubic')
-    handle = prune_attention(model, keep=0.3)
+    handle = prune_attention(model, keep_ratio=0.3)
     weights = {k: v.clone() for k, v in model.state_dict().items() if 'key_bias' not in k}
     start = calibrate_bias(model, images, steps=0)
     errors = calibrate_bias(model, images, steps=60)
@@ -250,21 +252,19 @@ def test_calibrated_features_are_closer_than_with_random_columns(shared_dir):
         set_keep_ratio(model, ratio)
         return F.cosine_similarity(model(test), dense).mean().item()
 
-    def any_columns(bias, valid, num_prefix, layer):
+    def any_columns(bias, valid, log_size, layer):
         """As many columns as the layer would keep, drawn anew for image and head."""
-        rank = torch.rand_like(bias)
-        rank[..., :num_prefix] = 2
-        return BiasedAttention.select(layer, rank, valid, num_prefix)
+        return BiasedAttention.choose(layer, torch.rand_like(bias), valid, log_size)
 
     torch.manual_seed(0)
     for layer in handle.layers:
-        layer.select = lambda *args, layer=layer: any_columns(*args, layer)
+        layer.choose = lambda *args, layer=layer: any_columns(*args, layer)
     ratios = ((0.9, 0.1), 0.5)
     random = [closeness(ratio) for ratio in ratios]
     for layer in handle.layers:
-        del layer.select
+        del layer.choose
     for ratio, value in zip(ratios, random, strict=True):
-        calibrate_bias(model, photos(data / 'train2017', 64), keep=ratio)
+        calibrate_bias(model, photos(data / 'train2017', 64), keep_ratio=ratio)
         assert closeness(ratio) > value
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mmext.models.backbones.base import resolve_indices
 
 TOKEN_AXES = {
-    'logits': (2, 3), 'attn': (2, 3), 'bias': (2,), 'keep': (2,), 'membership': (2,), 'gate': (2,),
+    'logits': (2, 3), 'attn': (2, 3), 'bias': (2,), 'kept': (2,), 'membership': (2,), 'gate': (2,),
     'v': (2,), 'x_in': (1,), 'x_out': (1,),
 }
 

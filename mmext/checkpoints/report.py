@@ -1,7 +1,7 @@
 """Loading by name and value: strict about all that is not allowed for, and one line about it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from mmengine.logging import print_log
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class LoadReport(NamedTuple):
-    """Names, in the body's own spelling: loaded by value, new, dropped; resized with both sizes."""
+    """Names as in the model: loaded by value, new, dropped; resized with both sizes."""
 
     loaded: list[str]
     new: list[str]
@@ -17,21 +17,23 @@ class LoadReport(NamedTuple):
     resized: list[str]
 
 
-def load_by_name(model: nn.Module, state: dict[str, Tensor], path: str, body: str,
+def load_by_name(model: nn.Module, state: dict[str, Tensor], path: str, what: str,
                  may_be_new: Callable[[str], object], may_be_dropped: Callable[[str], object],
-                 resized: Sequence[str] = ()) -> LoadReport:
+                 ) -> LoadReport:
     """Copy ``state`` into ``model`` and log one line about it.
+
+    Modules with a method ``fit_state_dict(state, prefix)`` bring entries to their own shapes first.
 
     Args:
         state: in the names of the model.
-        path, body: what messages call the file and the model.
+        path, what: what messages call the file and the model.
         may_be_new, may_be_dropped: whether a name may be missing in the file, may be left over.
-        resized: what was resized before, in words.
 
     Raises:
         ValueError: another name is missing or left over, or a shape differs; nothing is loaded.
     """
-    own = model.state_dict()
+    own, state = model.state_dict(), dict(state)
+    resized = fit_state_dict(model, state)
     loaded = [key for key in own if key in state]
     new = [key for key in own if key not in state]
     dropped = [key for key in state if key not in own]
@@ -42,13 +44,22 @@ def load_by_name(model: nn.Module, state: dict[str, Tensor], path: str, body: st
                                 for key in loaded if state[key].shape != own[key].shape]),
     ) if names]
     if problems:
-        raise ValueError(f'{path} does not fit this {body} ({len(loaded)} of {len(own)} '
+        raise ValueError(f'{path} does not fit this {what} ({len(loaded)} of {len(own)} '
                          f'entries match). {"; ".join(problems)}')
     model.load_state_dict({key: state[key].to(own[key].dtype) for key in loaded}, strict=False)
     print_log(
         f'{path}: {len(loaded)} entries loaded, {len(new)} new ({_some(new)}), {len(dropped)} '
         f'dropped ({_some(dropped)}), resized: {", ".join(resized) or "none"}', logger='current')
-    return LoadReport(loaded, new, dropped, list(resized))
+    return LoadReport(loaded, new, dropped, resized)
+
+
+def fit_state_dict(model: nn.Module, state: dict[str, Tensor]) -> list[str]:
+    """Let every module of ``model`` fit its entries of ``state``, in place; what was done."""
+    done = []
+    for name, module in model.named_modules():
+        if hasattr(module, 'fit_state_dict'):
+            done += module.fit_state_dict(state, f'{name}.' if name else '')
+    return done
 
 
 def _some(names: list[str], limit: int = 6) -> str:

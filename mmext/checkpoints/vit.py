@@ -1,15 +1,14 @@
 """Checkpoints of the ViT family: names, positions and a load that hides nothing.
 
 Layouts, told apart by their names:
-- 'timm': timm and the official DeiT and MAE files (there under ``model``), the names of our body;
-- 'mmpretrain': its VisionTransformer with a head, ``backbone.`` and ``head.``, or the body alone;
+- 'timm': timm and the official DeiT and MAE files (there under ``model``), our own names;
+- 'mmpretrain': its VisionTransformer with a head, or its backbone alone;
 - 'mmext': our classifier, ``backbone.`` before timm's names, ``head.fc.`` for the head.
 """
 
 import re
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmext.checkpoints.files import cut_prefix, read_state_dict
@@ -25,11 +24,11 @@ MMPRETRAIN_NAMES = (  # timm, mmpretrain
     ('.mlp.fc2.', '.ffn.layers.1.'),
 )
 HEADS = ('head.layers.head.', 'head.fc.', 'head.')  # of VisionTransformer and linear heads
-# What a checkpoint may lack: parts that our body adds to the published ones, and the norm after
+# What a checkpoint may lack: parts that our backbone adds to the published ones, and the norm after
 # pooling, which MAE's fine-tuning starts afresh.
 MAY_BE_NEW = re.compile(
     r'blocks\.\d+\.attn\.(key_bias\.weight|rel_pos_[hw])|fc_norm\.(weight|bias)')
-# What a body may leave out: heads, and what only pre-training or distillation uses.
+# What a backbone may leave out: heads, and what only pre-training or distillation uses.
 MAY_BE_DROPPED = re.compile(
     r'((head|head_dist|data_preprocessor)\.|decoder_).*|dist_token|mask_token|pos_grid')
 
@@ -81,7 +80,7 @@ def timm_to_mmpretrain(state: dict[str, Tensor], head: str = 'head.layers.head.'
 
 
 def mmext_to_timm(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our classifier to timm's names; what belongs to neither body nor head is left out."""
+    """Our classifier to timm's names; what belongs to neither backbone nor head is left out."""
     out = cut_prefix(state, 'backbone.')
     for key, value in state.items():
         if key.startswith('head.'):
@@ -106,8 +105,8 @@ def find_grid(num_patches: int, known: tuple[int, int] | None, own: tuple[int, i
     """Grid that a checkpoint's positions were stored for.
 
     ``known`` (from the file or the user) comes first. Published files do not name their grid, nor
-    do those of square bodies here: a square one where the count allows it, as timm takes it; then
-    the body's own where the count is equal.
+    do those of square backbones here: a square one where the count allows it, as timm takes it;
+    then the backbone's own where the count is equal.
 
     Raises:
         ValueError: it is none of these.
@@ -123,13 +122,13 @@ def find_grid(num_patches: int, known: tuple[int, int] | None, own: tuple[int, i
                      'give its grid as pos_grid=(h, w)')
 
 
-def fit_positions(state: dict[str, Tensor], own_grid: tuple[int, int], with_cls: bool,
-                  pos_grid: tuple[int, int] | None = None) -> str | None:
-    """Bring ``pos_embed`` of ``state`` (timm's names) to a body's grid and prefix, in place.
+def fit_positions(state: dict[str, Tensor], own_grid: tuple[int, int], with_cls: bool
+                  ) -> str | None:
+    """Bring ``pos_embed`` of ``state`` (timm's names) to a backbone's grid and prefix, in place.
 
     Args:
-        own_grid: (h, w) of the body; with_cls: whether it has a class token.
-        pos_grid: grid of the checkpoint, where the file cannot tell.
+        state: ``pos_grid`` in it says which grid the positions are of, where the count cannot.
+        own_grid: (h, w) of the backbone; with_cls: whether it has a class token.
 
     Returns:
         what was changed, in words, or None.
@@ -138,12 +137,11 @@ def fit_positions(state: dict[str, Tensor], own_grid: tuple[int, int], with_cls:
     pos = state.get('pos_embed')
     if pos is None:
         return None
-    num_prefix = ('cls_token' in state) + ('dist_token' in state)
-    if pos_grid is None and stored is not None:
-        pos_grid = (int(stored[0]), int(stored[1]))
-    old = find_grid(pos.shape[1] - num_prefix, pos_grid, own_grid)
-    prefix = pos[:, :min(num_prefix, int(with_cls))]
-    grid = resize_position_grid(pos, old, own_grid, num_prefix)[:, num_prefix:]
+    num_prefix_tokens = ('cls_token' in state) + ('dist_token' in state)
+    known = None if stored is None else (int(stored[0]), int(stored[1]))
+    old = find_grid(pos.shape[1] - num_prefix_tokens, known, own_grid)
+    prefix = pos[:, :min(num_prefix_tokens, int(with_cls))]
+    grid = resize_position_grid(pos, old, own_grid, num_prefix_tokens)[:, num_prefix_tokens:]
     state['pos_embed'] = torch.cat([prefix, grid], 1)
     if old == tuple(own_grid):
         return None
@@ -155,14 +153,14 @@ def load_vit(model: nn.Module, path: str, prefix: str = '', pos_grid: tuple[int,
     """Load a file of any layout into a ``BiasPrunedViT``, by value, and log one line about it.
 
     Args:
-        model: the body; its ``grid`` (h, w) and ``with_cls_token`` say what positions it needs.
+        model: the backbone; its ``grid`` (h, w) and ``with_cls_token`` say what positions it needs.
         path, prefix: see ``read_state_dict``; a lone ``backbone.`` is found without a prefix.
         pos_grid: grid of the file's positions where it is neither square nor named in the file.
 
     Raises:
-        ValueError: a parameter of the body is missing, other than key bias and relative positions;
-            a name is left over, other than heads, distillation and pre-training parts, and norms
-            or class token that this body does not have; or a shape differs.
+        ValueError: a parameter of the backbone is missing, other than key bias and relative
+            positions; a name is left over, other than heads, distillation and pre-training parts,
+            and norms or class token that this backbone does not have; or a shape differs.
     """
     own = model.state_dict()
     state = read_state_dict(path, prefix)
@@ -170,24 +168,12 @@ def load_vit(model: nn.Module, path: str, prefix: str = '', pos_grid: tuple[int,
         state = to_timm(state)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
-    resized = [fit_positions(state, model.grid, model.with_cls_token, pos_grid)]
-    if 'pos_grid' in own:
-        state['pos_grid'] = own['pos_grid']  # the body's own hook must not resize again
-    for key, value in own.items():
-        if re.search(r'\.attn\.v\.(weight|bias)$', key) and key not in state:
-            dense = state.pop(key.replace('.attn.v.', '.attn.qkv.'), None)
-            if dense is not None:
-                state[key] = dense[2 * dense.shape[0] // 3:]
-        if 'rel_pos' in key and key in state and state[key].shape != value.shape:
-            resized.append(f'{key} {state[key].shape[0]} to {value.shape[0]}')
-            state[key] = F.interpolate(
-                state[key].t()[None].float(), size=value.shape[0], mode='linear')[0].t()
-
+    if pos_grid is not None:
+        state['pos_grid'] = torch.tensor(pos_grid)
     absent = {name for name in ('cls_token', 'norm', 'fc_norm')
               if not any(key.split('.')[0] == name for key in own)}
     if not model.with_key_bias:
         absent.add('key_bias')
     return load_by_name(
         model, state, path, type(model).__name__, MAY_BE_NEW.fullmatch,
-        lambda key: MAY_BE_DROPPED.fullmatch(key) or absent & set(key.split('.')),
-        [entry for entry in resized if entry])
+        lambda key: MAY_BE_DROPPED.fullmatch(key) or absent & set(key.split('.')))

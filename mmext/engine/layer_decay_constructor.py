@@ -13,24 +13,18 @@ from torch import nn
 
 from mmext.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-# Parameters without weight decay besides those of one dimension, by the last part of the name.
-# Position embeddings: MAE, DeiT, ViTDet. Class token: MAE, DeiT. `temp`: ToST.
-# Our choice: relative positions, which ViTDet decays.
-NO_DECAY_NAMES = ('pos_embed', 'cls_token', 'dist_token', 'temp', 'rel_pos_h', 'rel_pos_w')
-# ... and by the module that owns them. Our choice: the key-bias projection, which the paper does
-# not mention; decay would pull all columns toward equal weight and the selection toward a tie.
-NO_DECAY_MODULES = ('key_bias',)
-
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """Asks the backbone how deep each parameter is (``get_layer_depth``) and groups accordingly.
+    """Asks the backbone how deep each parameter is and which are not decayed; groups accordingly.
 
-    No weight decay on anything of one dimension (biases, norms of backbone, neck and heads, layer
-    scale, as in DeiT and MAE; ViTDet decays biases, so for detectors that part is our choice) nor
-    on :data:`NO_DECAY_NAMES` and :data:`NO_DECAY_MODULES`. Every trainable parameter is in exactly
-    one group; frozen ones are in none. A group holds all parameters of one depth and one decay,
-    and lists them as ``param_names``.
+    The backbone's ``get_layer_depth(name, prefix)`` gives the depth. Not decayed is, as in timm's
+    ``param_groups_weight_decay`` and so in DeiT and MAE: what has one axis (biases, norms of
+    backbone, neck and heads, layer scale) and the names of its ``no_weight_decay()`` (positions,
+    class token, ToST's ``temp``). The key bias is decayed like any weight: its paper follows DeiT's
+    optimizer unchanged. In detectors the same rule holds; ViTDet decays biases too, so that part is
+    our choice. Every trainable parameter is in exactly one group; frozen ones are in none. A group
+    holds all parameters of one depth and one decay, and lists them as ``param_names``.
 
     Args:
         optim_wrapper_cfg: as everywhere in mmengine; the optimizer needs ``lr``.
@@ -59,9 +53,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict], module: nn.Module, **kwargs) -> None:
         """Appends the groups of the whole model ``module`` to ``params``."""
-        groups = {}
+        groups, undecayed = {}, undecayed_names(module)
         for name, param, depth, num_layers in self.trainable(module):
-            decays = has_weight_decay(name, param)
+            decays = param.ndim > 1 and name not in undecayed
             if (depth, decays) not in groups:
                 scale = self.rate**(num_layers - 1 - depth)
                 group = {
@@ -81,7 +75,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if not groups:
             raise ValueError(
                 f'{type(module).__name__} has no trainable parameter: frozen_stages or '
-                'requires_grad leaves nothing to optimise')
+                'requires_grad leaves nothing to optimize')
         for key in sorted(groups):
             params.append(groups[key])
             group = groups[key]
@@ -114,9 +108,12 @@ def equal_depth(name: str, prefix: str = '') -> tuple[int, int]:
     return 0, 1
 
 
-def has_weight_decay(name: str, param: nn.Parameter) -> bool:
-    """Whether weight decay applies to this parameter; see the head of the file for sources."""
-    *owners, leaf = name.split('.')
-    return (
-        param.ndim > 1 and leaf not in NO_DECAY_NAMES
-        and not any(owner in NO_DECAY_MODULES for owner in owners))
+def undecayed_names(model: nn.Module) -> set[str]:
+    """What the model, or the backbone in it, says of itself by ``no_weight_decay()``."""
+    owner, prefix = (model.backbone, 'backbone.') if hasattr(model, 'backbone') else (model, '')
+    if hasattr(owner, 'no_weight_decay'):
+        names = owner.no_weight_decay()
+    else:  # most of mmdet's and mmpretrain's do not answer: the convention of ViTs
+        names = (name for name, _ in owner.named_parameters()
+                 if name.split('.')[-1] in ('pos_embed', 'cls_token'))
+    return {prefix + name for name in names}

@@ -4,8 +4,12 @@ from mmext.ops.coding_rate import (
     variational_coding_rate,
 )
 from mmext.ops.column_selection import (
+    Columns,
+    KeepRule,
+    choose_columns,
     columns_to_mask,
     keep_ratio_schedule,
+    keep_rules,
     num_kept,
     threshold_columns,
     top_k_columns,
@@ -39,9 +43,12 @@ from mmext.ops.token_statistics import (
 )
 
 __all__ = [
+    'Columns',
+    'KeepRule',
     'apply_rope',
     'bipartite_soft_matching',
     'channel_bias_attention',
+    'choose_columns',
     'coding_rate_ceiling',
     'columns_to_mask',
     'dmsa',
@@ -49,6 +56,7 @@ __all__ = [
     'exact_coding_rate',
     'gather_kv',
     'keep_ratio_schedule',
+    'keep_rules',
     'key_bias_attention',
     'membership_logits',
     'memberships',

@@ -32,12 +32,12 @@ CHANNELS = {torch.float16: 2, torch.bfloat16: 3, torch.float32: 1, torch.float64
 
 
 def reference_key_bias_attention(
-        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, keep: Tensor | None = None,
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, kept: Tensor | None = None,
         scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Explicit form in one dtype; also returns the attention matrix.
 
     Args:
-        q, k, v, bias: see the module; ``keep`` (B, H, N) bool, False drops a column.
+        q, k, v, bias: see the module; ``kept`` (B, H, N) bool, False drops a column.
         scale: of the logits, D ** -.5 by default.
 
     Returns:
@@ -46,20 +46,20 @@ def reference_key_bias_attention(
     logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         logits = logits + bias[:, :, None]
-    if keep is not None:
-        logits = logits.masked_fill(~keep[:, :, None], -math.inf)
+    if kept is not None:
+        logits = logits.masked_fill(~kept[:, :, None], -math.inf)
     attn = logits.softmax(-1)
     return attn @ v, attn
 
 
 def key_bias_attention(
-        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, keep: Tensor | None = None,
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, kept: Tensor | None = None,
         scale: float | None = None, dropout_p: float = 0.0, logit_bias: Tensor | None = None,
         form: str = 'auto') -> Tensor:
     """Dense or masked attention through the fused kernels; gathered k, v work alike.
 
     Args:
-        q, k, v, bias, keep, scale: as in ``reference_key_bias_attention``.
+        q, k, v, bias, kept, scale: as in ``reference_key_bias_attention``.
         dropout_p: dropout of the attention weights.
         logit_bias: (B, H, M, N) further bias that depends on the query (relative positions).
         form: 'mask' hands the bias over as additive mask; 'channels' as extra key channels, which
@@ -70,10 +70,10 @@ def key_bias_attention(
     """
     if form not in ('auto', 'mask', 'channels'):
         raise ValueError(f"form={form!r} must be 'auto', 'mask' or 'channels'")
-    if bias is None and keep is not None:
-        bias = torch.zeros_like(keep, dtype=torch.float32 if q.dtype.itemsize < 4 else q.dtype)
+    if bias is None and kept is not None:
+        bias = torch.zeros_like(kept, dtype=torch.float32 if q.dtype.itemsize < 4 else q.dtype)
     if bias is not None:
-        bias = _centered(bias, keep)
+        bias = _centered(bias, kept)
         if logit_bias is None and (
                 form == 'channels' or (form == 'auto' and _prefers_channels(q, bias))):
             return channel_bias_attention(q, k, v, bias, scale, dropout_p)
@@ -85,13 +85,13 @@ def key_bias_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale)
 
 
-def _centered(bias: Tensor, keep: Tensor | None) -> Tensor:
-    """Shift the bias so that its largest kept entry is 0; drop the columns outside ``keep``.
+def _centered(bias: Tensor, kept: Tensor | None) -> Tensor:
+    """Shift the bias so that its largest kept entry is 0; drop the columns outside ``kept``.
 
     The softmax does not see a constant per row; fp16 and bf16 resolve values near 0 best.
     """
-    if keep is not None:
-        bias = bias.masked_fill(~keep, -math.inf)
+    if kept is not None:
+        bias = bias.masked_fill(~kept, -math.inf)
     return bias - bias.detach().amax(-1, keepdim=True)
 
 
@@ -140,21 +140,16 @@ def _split(bias: Tensor, dtype: torch.dtype) -> list[Tensor]:
     return parts
 
 
-def query_key_free_attention(v: Tensor, bias: Tensor, keep: Tensor | None = None,
+def query_key_free_attention(v: Tensor, bias: Tensor, kept: Tensor | None = None,
                              dropout_p: float = 0.0) -> Tensor:
     """A = softmax(1 b^T): sum_j softmax(b)_j v_j, the same for every query.
 
     Returns:
         (B, H, 1, D), to be broadcast over the queries.
     """
-    weight = _centered(bias, keep).softmax(-1).to(v.dtype)
+    weight = _centered(bias, kept).softmax(-1).to(v.dtype)
     weight = F.dropout(weight, dropout_p, training=dropout_p > 0)
     return weight[:, :, None] @ v
-
-
-def gather_columns(x: Tensor, index: Tensor) -> Tensor:
-    """x (B, H, N), index (B, H, k) -> (B, H, k)."""
-    return x.gather(-1, index)
 
 
 def gather_kv(qkv: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,14 +182,14 @@ def project_kept_kv(x: Tensor, index: Tensor, weight: Tensor,
 
     Args:
         x: (B, N, C); index (B, H, k).
-        weight: rows of the key and value projections, (2*C, C); bias (2*C) or None.
+        weight: rows of the key and value projections, (2*H*D, C); bias (2*H*D) or None.
 
     Returns:
         k, v: (B, H, k, D).
     """
     batch, num_tokens, dim = x.shape
     heads, kept = index.shape[1:]
-    width = dim // heads
+    width = weight.shape[0] // (2 * heads)
     row = index + torch.arange(batch, device=index.device).view(-1, 1, 1) * num_tokens
     row = row.transpose(0, 1).reshape(heads, -1)
     x, weight = autocast_copy(x.reshape(-1, dim)), autocast_copy(weight)
@@ -209,7 +204,7 @@ def project_kept_kv(x: Tensor, index: Tensor, weight: Tensor,
 
 
 def _project_rows(x: Tensor, row: Tensor, weight: Tensor) -> Tensor:
-    """x (M, C), row (H, R), weight (2*C, C) -> keys and values of the rows, (H, R, 2*D)."""
+    """x (M, C), row (H, R), weight (2*H*D, C) -> keys and values of the rows, (H, R, 2*D)."""
     weight = _by_head(weight, len(row))
     out = [torch.bmm(_rows(x, row[part]), weight[part].transpose(1, 2))
            for part in _few_heads(x, row)]
@@ -239,7 +234,7 @@ class _ProjectRows(torch.autograd.Function):
 
 
 def _by_head(weight: Tensor, heads: int) -> Tensor:
-    """(2*C, C), keys before values -> (H, 2*D, C)."""
+    """(2*H*D, C), keys before values -> (H, 2*D, C)."""
     dim = weight.shape[1]
     return weight.view(2, heads, -1, dim).transpose(0, 1).reshape(heads, -1, dim)
 

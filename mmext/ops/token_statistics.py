@@ -37,7 +37,7 @@ def stat_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 # ---------------------------------------------------------------------------- the two operators
-def tssa(v: Tensor, temp: Tensor, valid: Tensor | None = None, keep: Tensor | None = None,
+def tssa(v: Tensor, temp: Tensor, valid: Tensor | None = None, drop_factors: Tensor | None = None,
          inplace: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """Token Statistics Self-Attention, without the two projections around it.
 
@@ -45,7 +45,7 @@ def tssa(v: Tensor, temp: Tensor, valid: Tensor | None = None, keep: Tensor | No
         v: (B, H, N, P) projected tokens.
         temp: (H, 1) temperature of the membership softmax.
         valid: (B, N) bool, False tokens stay out of every sum and get output 0.
-        keep: (B, H, P) dropout factors of 1/(1+m), 0 or 1/(1-p).
+        drop_factors: (B, H, P) dropout factors of 1/(1+m), 0 or 1/(1-p).
         inplace: overwrite v with the result where no gradient is recorded.
 
     Returns:
@@ -54,14 +54,16 @@ def tssa(v: Tensor, temp: Tensor, valid: Tensor | None = None, keep: Tensor | No
     """
     logits = token_energy(v, valid) * temp.to(stat_dtype(v.dtype))
     pi = _mask(logits.softmax(1), valid)
-    y, m = statistics_attention(v, pi / (pi.sum(-1, keepdim=True) + PI_EPS), -pi, keep, inplace)
+    y, m = statistics_attention(
+        v, pi / (pi.sum(-1, keepdim=True) + PI_EPS), -pi, drop_factors, inplace)
     return y, {'membership': pi, 'second_moment': m}
 
 
 def dmsa(v: Tensor, logits: Tensor, pi_norm: str = 'softmax', gate_act: str = 'st',
          sparse_dim: str = 'head', gate_power: int = 1, gate_scope: str = 'subspace',
          sign: int = -1, shrink_lambda: float | Tensor = 0.1, valid: Tensor | None = None,
-         keep: Tensor | None = None, inplace: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+         drop_factors: Tensor | None = None, inplace: bool = False
+         ) -> tuple[Tensor, dict[str, Tensor]]:
     """Decoupled Membership-Subspace Attention, without the projections around it.
 
     Args:
@@ -71,7 +73,7 @@ def dmsa(v: Tensor, logits: Tensor, pi_norm: str = 'softmax', gate_act: str = 's
         gate_power: power of G in the output; 1, 2 (the literal gradient) or 0 (gate in m only).
         gate_scope: 'subspace' gates m and the output, 'output' the output only (like G1).
         sign: -1 as ToST, or +1.
-        valid, keep, inplace: as in ``tssa``.
+        valid, drop_factors, inplace: as in ``tssa``.
 
     Returns:
         y (B, H, N, P) in v's dtype, and a dict with membership (B, H, N), gate (B, H, N; ones
@@ -90,7 +92,7 @@ def dmsa(v: Tensor, logits: Tensor, pi_norm: str = 'softmax', gate_act: str = 's
             weights = weights * gate.square()
         if gate_power:
             coef = coef * gate**gate_power
-    y, m = statistics_attention(v, weights, coef, keep, inplace)
+    y, m = statistics_attention(v, weights, coef, drop_factors, inplace)
     gate = torch.ones_like(pi) if gate is None else gate
     return y, {'membership': pi, 'gate': gate, 'second_moment': m}
 
@@ -228,22 +230,23 @@ def token_energy(v: Tensor, valid: Tensor | None = None) -> Tensor:
     return _energy(v, _square_sum(v, valid))
 
 
-def statistics_attention(v: Tensor, weights: Tensor, coef: Tensor, keep: Tensor | None = None,
-                         inplace: bool = False) -> tuple[Tensor, Tensor]:
-    """y_n = coef_n v_n keep / (1 + m), m = max(sum_n weights_n v_n^2, 0).
+def statistics_attention(v: Tensor, weights: Tensor, coef: Tensor,
+                         drop_factors: Tensor | None = None, inplace: bool = False
+                         ) -> tuple[Tensor, Tensor]:
+    """y_n = coef_n v_n drop_factors / (1 + m), m = max(sum_n weights_n v_n^2, 0).
 
     Args:
-        v: (B, H, N, P); weights, coef: (B, H, N) fp32; keep: (B, H, P) or None.
+        v: (B, H, N, P); weights, coef: (B, H, N) fp32; drop_factors: (B, H, P) or None.
         inplace: overwrite v where no gradient is recorded.
 
     Returns:
         y (B, H, N, P) in v's dtype and layout, m (B, H, P) without gradient.
     """
     if torch.is_grad_enabled() and any(t.requires_grad for t in (v, weights, coef)):
-        return _StatisticsAttention.apply(v, weights, coef, keep)
+        return _StatisticsAttention.apply(v, weights, coef, drop_factors)
     with no_autocast(v):
         m = _weighted_squares(v, weights).clamp_min(0)
-        return _scale(v, coef, _shrinkage(m, keep), inplace), m
+        return _scale(v, coef, _shrinkage(m, drop_factors), inplace), m
 
 
 def _traced() -> bool:
@@ -280,9 +283,9 @@ def _weighted_squares(v: Tensor, weights: Tensor) -> Tensor:
     return m.squeeze(2)
 
 
-def _shrinkage(m: Tensor, keep: Tensor | None) -> Tensor:
+def _shrinkage(m: Tensor, drop_factors: Tensor | None) -> Tensor:
     shrink = 1 / (1 + m)
-    return shrink if keep is None else shrink * keep
+    return shrink if drop_factors is None else shrink * drop_factors
 
 
 def _scale(v: Tensor, coef: Tensor, factor: Tensor, inplace: bool = False) -> Tensor:
@@ -304,23 +307,23 @@ def _scale(v: Tensor, coef: Tensor, factor: Tensor, inplace: bool = False) -> Te
 class _StatisticsAttention(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx, v, weights, coef, keep):
+    def forward(ctx, v, weights, coef, drop_factors):
         with no_autocast(v):
             moment = _weighted_squares(v, weights)
             m = moment.clamp_min(0)
-            y = _scale(v, coef, _shrinkage(m, keep))
-        ctx.save_for_backward(v, weights, coef, keep, moment)
+            y = _scale(v, coef, _shrinkage(m, drop_factors))
+        ctx.save_for_backward(v, weights, coef, drop_factors, moment)
         ctx.mark_non_differentiable(m)
         return y, m
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad, _):
-        v, weights, coef, keep, moment = ctx.saved_tensors
+        v, weights, coef, drop_factors, moment = ctx.saved_tensors
         dtype = stat_dtype(v.dtype)
         with no_autocast(v):
             m = moment.clamp_min(0)
-            factor = _shrinkage(m, keep)
+            factor = _shrinkage(m, drop_factors)
             coef_, weights_ = coef.to(dtype), weights.to(dtype)
             grad_factor = torch.zeros_like(factor)[:, :, None]
             grad_coef, grad_weights = torch.empty_like(coef_), torch.empty_like(weights_)

@@ -105,7 +105,7 @@ def test_row_entropy():
 def test_parts_of_a_real_layer_add_up_to_its_attention():
     torch.manual_seed(0)
     layer = BiasedAttention(8, 2).eval()
-    tensors = layer(torch.randn(2, 3, 8), return_intermediates=True)[1]
+    tensors = layer.forward_intermediates(torch.randn(2, 3, 8))[1]
     total = tensors['logits'] + tensors['bias'][:, :, None]
     close(total.softmax(-1).detach(), tensors['attn'].detach())
 

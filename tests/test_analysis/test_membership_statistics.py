@@ -51,7 +51,7 @@ def test_support_by_hand_and_of_a_soft_threshold():
     torch.manual_seed(0)
     layer = DMSA(16, 4)
     torch.nn.init.normal_(layer.membership.weight)
-    gate = layer(torch.randn(2, 9, 16), return_intermediates=True)[1]['gate']
+    gate = layer.forward_intermediates(torch.randn(2, 9, 16))[1]['gate']
     of_head, of_token = support_sizes(gate)
     assert of_token.min() >= 1 and of_token.max() <= 4 and of_token.float().mean() < 4
     assert of_head.sum() == of_token.sum()

@@ -290,7 +290,7 @@ def test_both_families_report_alike(monkeypatch, tmp_path):
     assert '2 new (blocks.*.attn.key_bias.weight), 1 dropped (head.weight), resized: none' in vit
     assert '2 new (blocks.*.attn.membership.weight), 1 dropped (head.weight), resized' in dmst
     assert 'does not fit this BiasPrunedViT (' in faults[0]
-    assert "does not fit this DMST with attn='dmsa' (" in faults[1]
+    assert "does not fit this DMST with attn='mmext.DMSA' (" in faults[1]
 
 
 def test_files_that_are_no_vit(tmp_path):

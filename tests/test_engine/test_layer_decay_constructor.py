@@ -49,6 +49,9 @@ class Backbone(nn.Module):
             self.blocks.append(block)
         self.norm = nn.LayerNorm(8)
 
+    def no_weight_decay(self):
+        return {'cls_token', 'pos_embed', 'blocks.0.temp', 'blocks.1.temp'}
+
     def get_layer_depth(self, name, prefix=''):
         if not name.startswith(prefix):
             return 3, 4
@@ -85,7 +88,8 @@ def test_every_kind_of_parameter():
             f'backbone.blocks.{i}.{name}': (i + 1, decay)
             for name, decay in [
                 ('norm1.weight', 0), ('norm1.bias', 0), ('temp', 0), ('gamma1', 0),
-                ('rel_pos_h', 0), ('qkv.weight', 0.1), ('qkv.bias', 0), ('key_bias.weight', 0)]
+                ('rel_pos_h', 0.1), ('qkv.weight', 0.1), ('qkv.bias', 0),
+                ('key_bias.weight', 0.1)]
         })
     expected.update({
         name: (3, 0.1 if param.ndim == 4 else 0)
@@ -120,6 +124,29 @@ def test_equals_mmpretrain_on_its_own_backbone():
     for group in reference:
         lr, decay, _ = out[group['param_name']]
         assert (lr, decay) == (pytest.approx(group['lr']), group['weight_decay'])
+
+
+@pytest.mark.parametrize('backbone', [
+    dict(type='mmext.BiasPrunedViT', arch='tiny-test'),
+    dict(type='mmext.BiasPrunedViT', arch='tiny-test', out_type='featmap', with_cls_token=False,
+         rel_pos=True, window_size=2),
+    dict(type='mmext.BiasPrunedViT', arch='tiny-test', num_qk_free=1, qk_norm=True),
+    dict(type='mmext.DMST', arch='tiny-test'), dict(type='mmext.ToST', arch='tiny-test'),
+    dict(type='mmext.DMST', arch='tiny-test', attn='gated')])
+def test_decay_is_timms_rule_for_every_backbone(backbone):
+    """timm decays what has two axes and is not named by the model; so does ours, by the model."""
+    from timm.optim import param_groups_weight_decay
+
+    from mmext.registry import MODELS
+    model = nn.Module()
+    model.backbone = MODELS.build(backbone)
+    names = {id(param): name for name, param in model.named_parameters()}
+    groups = param_groups_weight_decay(
+        model.backbone, weight_decay=0.1, no_weight_decay_list=model.backbone.no_weight_decay())
+    want = {names[id(p)]: group['weight_decay'] for group in groups for p in group['params']}
+    got = {name: decay for name, (_, decay, _) in settings(model).items()}
+    assert got == want and {0.0, 0.1} == set(got.values())
+    assert all(decay == 0.1 for name, decay in got.items() if 'key_bias' in name)
 
 
 def test_frozen_parameters_are_in_no_group():

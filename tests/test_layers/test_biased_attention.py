@@ -6,12 +6,12 @@ from timm.layers import Attention
 from timm.models.vision_transformer_sam import Attention as SamAttention
 
 from mmext.analysis.timing import saved_bytes
-from mmext.layers import BiasedAttention
+from mmext.layers import BiasedAttention, QueryKeyFreeAttention, RelativeBiasedAttention
 
 
-def layer(dtype=torch.float64, **kwargs):
+def layer(dtype=torch.float64, cls=BiasedAttention, **kwargs):
     torch.manual_seed(0)
-    attn = BiasedAttention(32, 4, qkv_bias=True, **kwargs).to(dtype)
+    attn = cls(32, 4, qkv_bias=True, **kwargs).to(dtype)
     torch.nn.init.normal_(attn.key_bias.weight)
     return attn
 
@@ -52,11 +52,12 @@ def test_bias_is_added_after_scaling_and_costs_d_times_h():
 
 @pytest.mark.parametrize('options', [
     dict(keep_ratio=0.3), dict(tau=0.4), dict(keep_ratio=0.02), dict(keep_ratio=0.99),
-    dict(keep_ratio=0.3, keep_cls=True), dict(keep_ratio=0.4, query_key_free=True),
-    dict(keep_ratio=0.5, rel_pos_size=(5, 6))])
+    dict(keep_ratio=0.3, keep_prefix=True, num_prefix_tokens=1),
+    dict(keep_ratio=0.4, cls=QueryKeyFreeAttention),
+    dict(keep_ratio=0.5, cls=RelativeBiasedAttention, rel_pos_size=(5, 6)),
+    dict(keep_ratio=0.4, gated=True, scale_norm=True, qk_norm=True, attn_head_dim=12)])
 @pytest.mark.parametrize('padded', [False, True])
 def test_mask_and_both_gathers_agree_in_value_and_gradient(options, padded):
-    hw = (5, 6) if 'rel_pos_size' in options else (1, 29)
     valid = None
     if padded:
         valid = torch.ones(2, 30, dtype=torch.bool)
@@ -64,10 +65,10 @@ def test_mask_and_both_gathers_agree_in_value_and_gradient(options, padded):
     results = []
     for mode, gather in (('mask', 'auto'), ('gather', 'after'), ('gather', 'before')):
         attn = layer(train_mode=mode, gather=gather, **options)
-        if attn.rel_pos_h is not None:
+        if 'rel_pos_size' in options:
             torch.nn.init.normal_(attn.rel_pos_h)
             torch.nn.init.normal_(attn.rel_pos_w)
-        results.append(grads(attn, inputs(), hw=hw, valid=valid))
+        results.append(grads(attn, inputs(), hw=(5, 6), valid=valid))
     for other in results[1:]:
         for want, got in zip(results[0], other, strict=True):
             torch.testing.assert_close(got, want)
@@ -111,26 +112,27 @@ def test_live_changes():
 
 
 @pytest.mark.parametrize('options', [dict(), dict(keep_ratio=0.3), dict(tau=0.6),
-                                     dict(keep_ratio=0.3, query_key_free=True)])
+                                     dict(keep_ratio=0.3, cls=QueryKeyFreeAttention)])
 def test_intermediates(options):
     attn, x = layer(**options).eval(), inputs()
-    out, extras = attn(x, return_intermediates=True)
+    out, extras = attn.forward_intermediates(x)
     torch.testing.assert_close(out, attn(x))
     n = 30
     assert extras['logits'].shape == extras['attn'].shape == (2, 4, n, n)
-    assert extras['bias'].shape == extras['keep'].shape == (2, 4, n)
+    assert extras['bias'].shape == extras['kept'].shape == (2, 4, n)
     logits = extras['logits'] + extras['bias'][:, :, None]
-    logits = logits.masked_fill(~extras['keep'][:, :, None], -torch.inf)
+    logits = logits.masked_fill(~extras['kept'][:, :, None], -torch.inf)
     torch.testing.assert_close(extras['attn'], logits.softmax(-1))
-    v = (attn.v(x) if attn.query_key_free else attn.qkv(x)[..., 64:]).view(2, n, 4, 8)
-    want = attn.proj((extras['attn'] @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
+    v = attn.v(x) if isinstance(attn, QueryKeyFreeAttention) else attn.qkv(x)[..., 64:]
+    v = v.view(2, n, 4, 8).transpose(1, 2)
+    want = attn.proj((extras['attn'] @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(out, want)
     if 'keep_ratio' in options:
-        assert (extras['keep'].sum(-1) == 9).all()
+        assert (extras['kept'].sum(-1) == 9).all()
 
 
 def test_query_key_free_takes_the_value_rows_of_a_dense_layer():
-    dense, free = layer(), layer(query_key_free=True)
+    dense, free = layer(), layer(cls=QueryKeyFreeAttention)
     assert not hasattr(free, 'qkv')
     free.load_state_dict(dense.state_dict())
     assert torch.equal(free.v.weight, dense.qkv.weight[64:])
@@ -145,7 +147,7 @@ def test_relative_positions_equal_segment_anything():
     sam = SamAttention(32, 4, qkv_bias=True, use_rel_pos=True, input_size=(5, 6)).double()
     torch.nn.init.normal_(sam.rel_pos_h)
     torch.nn.init.normal_(sam.rel_pos_w)
-    ours = BiasedAttention(
+    ours = RelativeBiasedAttention(
         32, 4, qkv_bias=True, key_bias=False, rel_pos_size=(5, 6)).double()
     ours.load_state_dict(sam.state_dict())
     x = inputs()
@@ -156,10 +158,10 @@ def test_relative_positions_equal_segment_anything():
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast_selects_as_fp32_does(dtype):
     attn, x = layer(torch.float32, keep_ratio=0.3).eval(), inputs(dtype=torch.float32)
-    want, full = attn(x, return_intermediates=True)
+    want, full = attn.forward_intermediates(x)
     with torch.autocast('cpu', dtype):
-        got, half = attn(x, return_intermediates=True)
-    assert torch.equal(full['keep'], half['keep'])
+        got, half = attn.forward_intermediates(x)
+    assert torch.equal(full['kept'], half['kept'])
     torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
     got = attn.to(dtype)(x.to(dtype))
     assert got.dtype == dtype and got.isfinite().all()
@@ -203,13 +205,15 @@ def test_training_gathers_before_or_after_alike(dtype):
 
 @pytest.mark.parametrize('options, message', [
     (dict(keep_ratio=0), 'keep_ratio=0'), (dict(keep_ratio=1.5), 'keep_ratio=1.5'),
-    (dict(keep_ratio_val=-1), 'keep_ratio=-1'), (dict(tau=0), 'tau=0'), (dict(tau=-2), 'tau=-2'),
+    (dict(keep_ratio_val=-1), 'keep_ratio_val=-1'), (dict(tau=0), 'tau=0'),
+    (dict(tau=-2), 'tau=-2'),
     (dict(tau=1.1), 'tau=1.1'), (dict(tau=0.5, keep_ratio=0.5), 'keep_ratio=None or tau=None'),
     (dict(tau=0.5, keep_ratio_val=0.5), 'keep_ratio_val=None or tau_val=None'),
     (dict(key_bias=False, keep_ratio=0.5), 'key_bias=True'),
     (dict(train_mode='soft'), "train_mode='soft'"), (dict(gather='never'), "gather='never'"),
     (dict(bias_init='ones'), "bias_init='ones'"), (dict(num_heads=5), 'num_heads=5'),
-    (dict(query_key_free=True, key_bias=False), 'query_key_free')])
+    (dict(cls=QueryKeyFreeAttention, key_bias=False), 'key_bias=True'),
+    (dict(cls=QueryKeyFreeAttention, qk_norm=True), 'qk_norm')])
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        BiasedAttention(32, **{'num_heads': 4, **options})
+        options.pop('cls', BiasedAttention)(32, **{'num_heads': 4, **options})

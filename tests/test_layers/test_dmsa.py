@@ -104,7 +104,7 @@ def test_inference_equals_training_forward(options):
     expected = layer(x, (3, 4))
     with torch.no_grad():
         torch.testing.assert_close(layer(x, (3, 4)), expected)
-        out, extras = layer(x, (3, 4), return_intermediates=True)
+        out, extras = layer.forward_intermediates(x, (3, 4))
     torch.testing.assert_close(out, expected)
     assert {k: tuple(v.shape) for k, v in extras.items()} == {
         'membership': (2, 4, 13), 'gate': (2, 4, 13), 'second_moment': (2, 4, 12),
@@ -134,17 +134,18 @@ def test_rope_needs_the_grid_and_changes_the_output():
 @pytest.mark.parametrize('make', [
     lambda: DMSA(48, 4), lambda: DMSA(48, 4, sparse_dim='both'), lambda: TSSA(48, 4),
     lambda: MSSA(48, 4), lambda: GatedMHSA(48, 4)], ids=['dmsa', 'tpsusa', 'tssa', 'mssa', 'g1'])
-@pytest.mark.parametrize('want', [False, True])
-def test_valid_keeps_padding_out(make, want):
+@pytest.mark.parametrize('explicit', [False, True])
+def test_valid_keeps_padding_out(make, explicit):
     torch.manual_seed(6)
     layer, x = randomise(make()).double(), torch.randn(2, 12, 48, dtype=torch.float64)
     valid = torch.zeros(2, 3, 4, dtype=torch.bool)
     valid[:, :, :2] = True  # the left half of a 3 x 4 grid
     left = x.unflatten(1, (3, 4))[:, :, :2].flatten(1, 2)
-    out = layer(x, (3, 4), valid.flatten(1), want)
-    expected = layer(left, (3, 2), None, want)
-    if want:
-        out, expected = out[0], expected[0]
+    if explicit:
+        out = layer.forward_intermediates(x, (3, 4), valid.flatten(1))[0]
+        expected = layer.forward_intermediates(left, (3, 2))[0]
+    else:
+        out, expected = layer(x, (3, 4), valid.flatten(1)), layer(left, (3, 2))
     out = out.unflatten(1, (3, 4))[:, :, :2].flatten(1, 2)
     torch.testing.assert_close(out, expected)
     x2 = x.clone()
@@ -179,7 +180,7 @@ def test_gated_equals_timm():
         theirs = Attention(32, 4, qkv_bias=True, **gated)
         theirs.load_state_dict(ours.state_dict(), strict=True)
         torch.testing.assert_close(ours(x), theirs(x))
-        torch.testing.assert_close(ours(x, return_intermediates=True)[0], theirs(x))
+        torch.testing.assert_close(ours.forward_intermediates(x)[0], theirs(x))
 
 
 def test_headwise_gate_is_a_repeated_elementwise_gate():
@@ -219,7 +220,7 @@ def test_mssa_equals_definition():
     y = (w @ w.transpose(-1, -2) * 8**-.5).softmax(-1) @ w
     expected = layer.to_out(y.transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(x), expected)
-    out, extras = layer(x, return_intermediates=True)
+    out, extras = layer.forward_intermediates(x)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(extras['attn'].sum(-1), torch.ones(2, 4, 9))
     assert layer.qkv.bias is None
@@ -240,7 +241,7 @@ def test_saved_bytes(dim, heads, n):
     if n <= 4096:  # fused: grows linearly like ours, so the ratio stays
         assert ours < saved_bytes(lambda: mhsa(x))
     if n <= 1024:  # naive: quadratic
-        assert ours < saved_bytes(lambda: mhsa(x, return_intermediates=True))
+        assert ours < saved_bytes(lambda: mhsa.forward_intermediates(x))
     # x, v and the input of the output projection, and per-token scalars
     assert ours <= 3.2 * x.numel() * 4
 

@@ -105,9 +105,9 @@ def test_every_way_to_prune_is_the_same(batch, heads, length, ratio, threshold, 
         layer = build('biased', heads, quarter, seed, train_mode=mode, gather=gather, **rule)
         x = tokens(layer, batch, 1, length, 1.0, seed)
         if half:
-            keep = layer.bfloat16()(x.bfloat16(), return_intermediates=True)[1]['keep']
+            keep = layer.bfloat16().forward_intermediates(x.bfloat16())[1]['kept']
         else:
-            keep = layer.double()(x.double(), return_intermediates=True)[1]['keep']
+            keep = layer.double().forward_intermediates(x.double())[1]['kept']
             results.append(gradients(layer, x.double(), None))
         if not threshold:
             assert (keep.sum(-1) == num_kept(ratio, length)).all()

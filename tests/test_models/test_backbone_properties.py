@@ -60,7 +60,7 @@ def test_vit_of_any_size_and_ratio(height, width, ratio, with_cls, seed):
     pair = ratio if isinstance(ratio, tuple) else (ratio, ratio)
     for layer, part in zip(model.forward_intermediates(x).values(), pair, strict=True):
         want = length if part is None else num_kept(part, length)
-        assert (layer['keep'].sum(-1) == want).all()
+        assert (layer['kept'].sum(-1) == want).all()
 
 
 @holds_for(sides, sides, st.sampled_from(['dmsa', 'tssa', 'mssa', 'mhsa', 'gated']), seeds)

@@ -135,7 +135,7 @@ def test_set_keep_ratio_on_a_live_model():
     model.set_keep_ratio(None, train=False)
     torch.testing.assert_close(model(x)[0], outs[0])
     assert (model.train()(x)[0] - outs[0]).abs().max() > 1e-4
-    keep = [e['keep'].sum(-1).unique().tolist()
+    keep = [e['kept'].sum(-1).unique().tolist()
             for e in tiny(keep_ratio=(0.9, 0.1)).forward_intermediates(images()).values()]
     assert keep == [[15], [1]]  # of 17 tokens
 
@@ -144,7 +144,7 @@ def test_intermediates():
     model, x = tiny(keep_ratio=0.5).eval(), images()
     found = model.forward_intermediates(x)
     assert list(found) == [0, 1]
-    assert set(found[0]) == {'logits', 'bias', 'attn', 'keep', 'x_in', 'x_out'}
+    assert set(found[0]) == {'logits', 'bias', 'attn', 'kept', 'x_in', 'x_out'}
     torch.testing.assert_close(found[0]['x_out'], found[1]['x_in'])
     torch.testing.assert_close(model.norm(found[1]['x_out'])[:, 0], model(x)[0])
     assert list(model.forward_intermediates(x, [-1])) == [1]
@@ -224,28 +224,28 @@ def test_windows_equal_segment_anything():
     block.load_state_dict(model.blocks[0].state_dict())
     x = torch.randn(2, 4, 5, 32)
     want = block(x).flatten(1, 2)
-    torch.testing.assert_close(model.blocks[0](x.flatten(1, 2), (4, 5))[0], want)
+    torch.testing.assert_close(model.blocks[0](x.flatten(1, 2), (4, 5)), want)
 
 
 def test_pruning_happens_in_global_blocks_only():
     model = tiny(with_cls_token=False, out_type='featmap', window_size=2, global_blocks=(1,),
                  keep_ratio=0.5)
     found = model.forward_intermediates(images())
-    assert found[0]['keep'].all() and found[1]['keep'].float().mean() == 0.5
+    assert found[0]['kept'].all() and found[1]['kept'].float().mean() == 0.5
     model.set_tau(0.5)
-    assert model.forward_intermediates(images())[0]['keep'].all()
+    assert model.forward_intermediates(images())[0]['kept'].all()
 
 
 def test_token_merging_counts_and_r_scaling():
     model = tiny(tome_r=26, keep_ratio=0.5, out_type='raw', img_size=112)
     found = model.forward_intermediates(images(112, 112))
     r = round(26 * 49 / 196)  # 6 or 7 of 49 patch tokens
-    sizes = [found[i]['keep'].shape[-1] for i in (0, 1)]
+    sizes = [found[i]['kept'].shape[-1] for i in (0, 1)]
     assert sizes == [50, 50 - r]
-    assert found[1]['keep'].sum(-1).unique().tolist() == [(50 - r) // 2]  # of the current N
+    assert found[1]['kept'].sum(-1).unique().tolist() == [(50 - r) // 2]  # of the current N
     assert model(images(112, 112))[0].shape[1] == 50
     model.set_tome(0)
-    assert model.forward_intermediates(images(112, 112))[1]['keep'].shape[-1] == 50
+    assert model.forward_intermediates(images(112, 112))[1]['kept'].shape[-1] == 50
 
 
 def test_proportional_attention_equals_repeated_tokens():
@@ -262,10 +262,10 @@ def test_proportional_attention_equals_repeated_tokens():
 def test_ranking_by_size(by_size):
     attn = tiny(keep_ratio=0.4, tome_rank_by_size=by_size).blocks[0].attn.eval()
     x, log_size = torch.randn(2, 10, 32), torch.randint(1, 9, (2, 10)).float().log()
-    found = attn(x, return_intermediates=True, log_size=log_size)[1]
+    found = attn.forward_intermediates(x, log_size=log_size)[1]
     rank = found['bias'] + (log_size[:, None] if by_size else 0)
-    want = torch.zeros_like(found['keep']).scatter(-1, rank.topk(4, dim=-1)[1], True)
-    assert torch.equal(found['keep'], want)
+    want = torch.zeros_like(found['kept']).scatter(-1, rank.topk(4, dim=-1)[1], True)
+    assert torch.equal(found['kept'], want)
 
 
 @pytest.mark.parametrize('r', [0, 100])

@@ -218,7 +218,7 @@ def test_intermediates_are_the_layers_own():
     steps = model.forward_intermediates(x, layers=(1,))
     assert list(steps) == [1]
     step, block = steps[1], model.blocks[1]
-    y, extras = block.attn(block.norm1(step['x_in']), (3, 4), None, True)
+    y, extras = block.attn.forward_intermediates(block.norm1(step['x_in']), (3, 4))
     torch.testing.assert_close(step['membership'], extras['membership'])
     torch.testing.assert_close(step['gate'].sum(1), torch.ones(1, 12))
     mid = step['x_in'] + block.gamma1 * y
@@ -226,10 +226,19 @@ def test_intermediates_are_the_layers_own():
     torch.testing.assert_close(step['x_out'], expected)
 
 
-def test_odd_sizes_are_padded():
-    model = randomise(DMST(TINY, out_type='featmap'))
-    x = torch.randn(1, 3, 37, 51)
-    torch.testing.assert_close(model(x)[0], model(F.pad(x, (0, 13, 0, 11)))[0])
+@pytest.mark.parametrize('size', [(37, 51), (33, 47), (48, 65)])
+def test_any_size_goes_through_the_stem_as_it_is(size):
+    """As in the official model, whose stem of stride-2 convolutions rounds up by itself; and a mask
+    that is all image changes nothing."""
+    model = randomise(DMST(TINY, out_type='featmap')).eval()
+    x = torch.randn(1, 3, *size)
+    stem = model.patch_embed.proj(x)
+    tokens, hw, _ = model.embed(x)
+    assert hw == stem.shape[-2:] == tuple(-(-side // 16) for side in size)
+    torch.testing.assert_close(
+        tokens - model.pos_embeder(hw), stem.flatten(2).transpose(1, 2), atol=1e-5, rtol=1e-5)
+    whole = torch.cat([x, torch.ones(1, 1, *size)], 1)
+    torch.testing.assert_close(model(whole)[0], model(x)[0], atol=1e-5, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------- mask
@@ -342,10 +351,25 @@ def test_norm_of_the_stem_follows_the_process_group(monkeypatch):
     assert set(synced.state_dict()) == set(DMST(TINY).state_dict())
 
 
-@pytest.mark.parametrize('name, attn', [('mmext.DMST', 'dmsa'), ('mmext.ToST', 'tssa')])
+@pytest.mark.parametrize('name, attn', [('mmext.DMST', DMSA), ('mmext.ToST', TSSA)])
 def test_built_by_name(name, attn):
     model = MODELS.build(dict(type=name, arch='tiny-test', out_type='avg_featmap'))
-    assert model.attn == attn
+    assert all(type(block.attn) is attn for block in model.blocks)
+
+
+def test_a_layer_of_ones_own_is_a_registry_entry():
+    @MODELS.register_module(force=True)
+    class MyAttention(TSSA):
+        """Registered as docs/extending.md shows."""
+
+        def __init__(self, *args, strength=1., **kwargs):
+            super().__init__(*args, **kwargs)
+            self.strength = strength
+
+    model = DMST(TINY, attn=dict(type='MyAttention', strength=2.))
+    assert {block.attn.strength for block in model.blocks} == {2.}
+    with pytest.raises(TypeError, match='stregth'):
+        DMST(TINY, attn=dict(type='mmext.DMSA', stregth=2.))
 
 
 @pytest.mark.parametrize('options, message', [
@@ -355,11 +379,11 @@ def test_built_by_name(name, attn):
     (dict(arch=TINY, patch_size=0), 'patch_size=0'),
     (dict(arch=TINY, drop_path_rate=1.), 'drop_path_rate=1.0'),
     (dict(arch=TINY, drop_path_rate=-1), 'drop_path_rate=-1'),
-    (dict(arch=TINY, attn_cfg=dict(gate_act='none', gate_power=2)), 'gate_power=2'),
+    (dict(arch=TINY, attn=dict(type='mmext.DMSA', gate_act='none', gate_power=2)), 'gate_power=2'),
     (dict(arch=TINY, attn='lstm'), "attn='lstm'"),
     (dict(arch=TINY, out_indices=(0, 1)), "out_type='cls_token'"),
     (dict(arch=TINY, out_type='map'), "out_type='map'"),
-    (dict(arch=TINY, attn_cfg=dict(gate_act='swish')), "gate_act='swish'"),
+    (dict(arch=TINY, attn=dict(type='mmext.DMSA', gate_act='swish')), "gate_act='swish'"),
     (dict(arch=dict(TINY, embed_dim=36)), 'embed_dim=36'),
 ])
 def test_errors_name_the_value(options, message):
@@ -368,11 +392,12 @@ def test_errors_name_the_value(options, message):
 
 
 def test_attention_options_reach_the_layers():
-    model = DMST(TINY, attn_cfg=dict(sparse_dim='token', use_temp=False, rope='none'))
+    model = DMST(TINY, attn=dict(type='mmext.DMSA', sparse_dim='token', use_temp=False,
+                                 rope='none'))
     assert all(b.attn.options['sparse_dim'] == 'token' and b.attn.temp is None
                for b in model.blocks)
     assert DMST(TINY, attn='mssa').blocks[0].attn.qkv.bias is None
-    assert DMST(TINY, attn='gated', attn_cfg=dict(gate='elementwise')
+    assert DMST(TINY, attn=dict(type='mmext.GatedMHSA', gate='elementwise')
                 ).blocks[0].attn.gate.out_features == 32
 
 

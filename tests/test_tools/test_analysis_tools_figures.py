@@ -223,8 +223,8 @@ def test_coding_rate(tool, photos, tmp_path, site):
         tensors = model.forward_intermediates(inputs_of(photos))
         for layer in range(3):
             block, t = model.blocks[layer], tensors[layer]
-            v = t['v'] if site == 'input' else block.attn(
-                block.norm1(t['x_out']), (4, 4), return_intermediates=True)[1]['v']
+            v = t['v'] if site == 'input' else block.attn.forward_intermediates(
+                block.norm1(t['x_out']), (4, 4))[1]['v']
             rate = variational_coding_rate(v, t['membership'], t['gate'])
             close(found['mean']['variational'][layer], rate.mean())
             close(found['spread']['variational'][layer], rate.std(correction=0))

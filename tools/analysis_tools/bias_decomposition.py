@@ -47,11 +47,11 @@ def main(argv=None):
     layers, numbers, figures = shown_layers(args, subject.backbone), {}, []
     for batch in batches(args, subject):
         matrices, kept = {}, {}
-        for layer in layers_of(subject, batch.inputs, layers, ['logits', 'bias', 'keep']):
+        for layer in layers_of(subject, batch.inputs, layers, ['logits', 'bias', 'kept']):
             share = bias_share(layer.tensors)
             for i, logits in enumerate(layer.tensors['logits']):
                 name = batch.names[layer.first + i]
-                bias, keep = layer.tensors['bias'][i], layer.tensors['keep'][i]
+                bias, keep = layer.tensors['bias'][i], layer.tensors['kept'][i]
                 for head in chosen_heads(args, len(logits), [0]):
                     titles = ('q kᵀ / √d', 'key bias 1 bᵀ', 'sum')
                     three = parts(logits[head].float().cpu().numpy(),

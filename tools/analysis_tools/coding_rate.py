@@ -26,7 +26,7 @@ def output_projection(subject, layer):
     """v (B, H, N, P) of the tokens that leave the block, by the block's own norm and projection."""
     block = subject.backbone.blocks[layer.index]
     tokens = block.norm1(layer.tensors['x_out'])
-    return block.attn(tokens, layer.hw, return_intermediates=True)[1]['v']
+    return block.attn.forward_intermediates(tokens, layer.hw)[1]['v']
 
 
 def measure(args, subject) -> dict:

@@ -43,6 +43,7 @@ from mmext.cli.analysis import (
 from mmext.cli.arguments import keep_ratio as parse_keep_ratio
 from mmext.cli.config_check import ConfigError
 from mmext.cli.launch import build_runner, one_clear_error
+from mmext.layers import QueryKeyFreeAttention
 
 GRID = [round(.05 * step, 2) for step in range(1, 21)]
 FIDELITY = 'cosine similarity of features to dense'
@@ -94,7 +95,7 @@ def search(args, subject, image: torch.Tensor) -> dict:
     backbone = subject.backbone
     make_dense(backbone)
     args.layers = [i for i in analyzed_layers(backbone, args.layers)
-                   if not backbone.blocks[i].attn.query_key_free]
+                   if not isinstance(backbone.blocks[i].attn, QueryKeyFreeAttention)]
     tokens = []
 
     def numbers_of(layer):

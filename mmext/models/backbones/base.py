@@ -6,6 +6,7 @@ prefix tokens (class token) first, then h*w patch tokens in raster order, C chan
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,27 @@ from torch.utils.checkpoint import checkpoint
 OUT_TYPES = ('featmap', 'cls_token', 'avg_featmap', 'raw')
 
 
+class BlockPass(NamedTuple):
+    """One block of a forward pass: tokens (B, N, C) before and after it, and what travels along.
+
+    ``merge`` is the state of token merging, ``intermediates`` what the attention layer tells.
+    """
+
+    index: int
+    x_in: Tensor
+    x_out: Tensor
+    hw: tuple[int, int]
+    valid: Tensor | None = None
+    intermediates: dict[str, Tensor] | None = None
+    merge: tuple | None = None
+
+
 class TokenBackbone(BaseModule):
     """Base of the backbones whose features are one sequence of tokens.
 
     A subclass builds ``self.blocks`` (indexable, one module per layer), implements ``forward``,
-    ``forward_intermediates`` and ``load_pretrained``, lists its embedding in ``stem_names``, and
-    calls ``self.freeze()`` at the end of its constructor.
+    ``forward_intermediates`` and ``load_pretrained``, lists its embedding in ``stem_names`` and
+    its last norms in ``norm_names``, and calls ``self.freeze()`` at the end of its constructor.
 
     The fourth input channel, where there is one, marks pixels: 1 image, 0 padding. It is
     stripped here. A token is valid when any pixel of its patch is image; tokens that only exist
@@ -35,7 +51,8 @@ class TokenBackbone(BaseModule):
             last block.
         out_type: 'featmap' (B, C, h, w), 'cls_token' (B, C), 'avg_featmap' (B, C; mean over the
             valid patch tokens) or 'raw' (B, N, C).
-        frozen_stages: k >= 0 freezes the embedding and the first k blocks, -1 nothing.
+        frozen_stages: k >= 0 freezes the embedding and the first k blocks, -1 nothing; all blocks
+            take the norms behind them along.
         with_cp: non-reentrant activation checkpointing of each block in training.
         init_cfg: mmengine's; ``dict(type='Pretrained', checkpoint=..., prefix=...)`` goes to
             ``load_pretrained``, which maps names and resizes positions.
@@ -45,6 +62,7 @@ class TokenBackbone(BaseModule):
     """
 
     stem_names: tuple[str, ...] = ('patch_embed', 'pos_embed', 'cls_token')
+    norm_names: tuple[str, ...] = ('norm',)
 
     def __init__(self, depth: int, patch_size: int, out_indices: int | Sequence[int] = -1,
                  out_type: str = 'featmap', frozen_stages: int = -1, with_cp: bool = False,
@@ -63,7 +81,7 @@ class TokenBackbone(BaseModule):
         self.frozen_stages = frozen_stages
         self.with_cp = with_cp
 
-    # ------------------------------------------------------------------ to be written by bodies
+    # ------------------------------------------------------------------ to be written
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x (B, 3 or 4, H, W) -> one output per entry of ``out_indices``."""
         raise NotImplementedError
@@ -86,12 +104,18 @@ class TokenBackbone(BaseModule):
         """Load a file of this family by value, mapping names; loud when it does not fit."""
         raise NotImplementedError(f'{type(self).__name__} has no checkpoint key map')
 
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters of more than one axis that are not decayed, as timm's."""
+        return set()
+
     # ------------------------------------------------------------------ input and output
-    def split_input(self, x: Tensor) -> tuple[Tensor, tuple[int, int], Tensor | None]:
+    def split_input(self, x: Tensor, pad: bool = True
+                    ) -> tuple[Tensor, tuple[int, int], Tensor | None]:
         """Strip the mask channel and pad right and bottom to a multiple of the patch size.
 
         Args:
             x: (B, 3, H, W) or, with the mask channel, (B, 4, H, W).
+            pad: False leaves the image as it is, for stems that round up by themselves.
 
         Returns:
             image (B, 3, h*p, w*p), grid (h, w), valid (B, h*w) bool or None without a mask.
@@ -102,14 +126,14 @@ class TokenBackbone(BaseModule):
                 f'fourth channel, got {tuple(x.shape)}')
         p = self.patch_size
         height, width = x.shape[-2:]
-        pad = (-width % p, -height % p)
-        if any(pad):
-            x = F.pad(x, (0, pad[0], 0, pad[1]))
-        hw = (x.shape[-2] // p, x.shape[-1] // p)
+        hw = (-(-height // p), -(-width // p))
+        missing = (0, -width % p, 0, -height % p)
+        if pad and any(missing):
+            x = F.pad(x, missing)
         if x.shape[1] == 3:
             return x, hw, None
         x, mask = x[:, :3], x[:, 3:]
-        valid = F.max_pool2d(mask, p).flatten(1) > 0
+        valid = F.max_pool2d(mask, p, ceil_mode=True).flatten(1) > 0
         # an image of padding alone has no meaning; attending to all of it avoids 0/0
         return x, hw, valid | ~valid.any(1, keepdim=True)
 
@@ -131,7 +155,8 @@ class TokenBackbone(BaseModule):
         return (x * weight).sum(1) / weight.sum(1)
 
     def run_block(self, block: Callable, *args):
-        """Call a block, keeping only its input for backward when ``with_cp`` is on."""
+        """Call a block, or a method of one, keeping only its input for backward when ``with_cp``
+        is on."""
         if self.with_cp and self.training and torch.is_grad_enabled():
             return checkpoint(block, *args, use_reentrant=False)
         return block(*args)
@@ -141,8 +166,11 @@ class TokenBackbone(BaseModule):
         """Modules and parameters that ``frozen_stages`` covers."""
         if self.frozen_stages < 0:
             return []
-        stem = [getattr(self, name, None) for name in self.stem_names]
-        return [part for part in stem if part is not None] + list(
+        names = self.stem_names
+        if self.frozen_stages == self.depth:
+            names += self.norm_names
+        parts = [getattr(self, name, None) for name in names]
+        return [part for part in parts if part is not None] + list(
             self.blocks[:self.frozen_stages])
 
     def freeze(self) -> None:
@@ -207,7 +235,7 @@ def resolve_indices(indices: int | Iterable[int] | None, depth: int) -> tuple[in
 
 
 def resolve_arch(arch: str | dict, archs: dict[tuple[str, ...], dict], keys: set[str]) -> dict:
-    """Size of a body by name or dict.
+    """Size of a backbone by name or dict.
 
     Args:
         arch: one of the aliases in ``archs``, or a dict of embed_dim, depth, num_heads, ...

@@ -10,7 +10,7 @@ Symbols: B images, grid h x w of patch tokens, N = prefix + h * w tokens, C chan
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -23,14 +23,17 @@ from torch import Tensor, nn
 
 from mmext.checkpoints.report import LoadReport
 from mmext.checkpoints.vit import fit_positions, load_vit
-from mmext.layers.biased_attention import BiasedAttention, resolve_rules
+from mmext.layers.biased_attention import BiasedAttention, add, resolve_rules, with_options
+from mmext.layers.query_key_free import QueryKeyFreeAttention
+from mmext.layers.relative_attention import RelativeBiasedAttention
 from mmext.models.backbones.base import (
+    BlockPass,
     TokenBackbone,
     check_drop_path,
     resolve_arch,
     resolve_indices,
 )
-from mmext.ops.column_selection import keep_ratio_schedule
+from mmext.ops.column_selection import KeepRule, keep_rules
 from mmext.ops.position_grid import resize_position_grid, sincos_position_grid
 from mmext.ops.token_merging import (
     bipartite_soft_matching,
@@ -53,76 +56,94 @@ ARCH_KEYS = {'embed_dim', 'depth', 'num_heads', 'mlp_ratio', 'patch_size', 'qkv_
 
 
 class Merge(NamedTuple):
-    """State of token merging: sizes (B, N), places of the original tokens (B, N0), this layer's r,
-    and whether the first token is a class token."""
+    """State of token merging: sizes (B, N) of the tokens, places (B, N0) of the original ones, how
+    many this block merges, and whether sizes count in the attention."""
 
     size: Tensor
     source: Tensor
     r: int
-    num_prefix: int
     prop_attn: bool
 
 
 class BiasedBlock(Block):
-    """timm's pre-norm block around ``BiasedAttention``, with windows and token merging.
+    """timm's pre-norm block around bias-pruned attention, with windows and token merging.
 
     Args:
-        attn: options of ``BiasedAttention``.
+        attn_layer: the attention, see ``with_options``.
         window_size: attend within windows of this side; 0 attends globally.
+        args, kwargs: of timm's ``Block``.
     """
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn: dict, window_size: int = 0,
-                 **kwargs):
-        super().__init__(dim, num_heads, qkv_bias=qkv_bias, **kwargs)
-        self.attn = BiasedAttention(dim, num_heads, qkv_bias=qkv_bias, **attn)
+    def __init__(self, *args, attn_layer: type, window_size: int = 0, **kwargs):
+        super().__init__(*args, attn_layer=attn_layer, **kwargs)
         self.window_size = window_size
 
-    def forward(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None,
-                merge: Merge | None = None, return_intermediates: bool = False):
-        """x (B, N, C), grid hw, valid (B, N) -> (x, merge, intermediates or None)."""
-        y, extras = self.norm1(x), None
-        if self.window_size:
-            y, extras = self._windows(y, hw, valid, return_intermediates)
-        elif merge is None:
-            y = self.attn(y, hw, valid, return_intermediates)
-            y, extras = y if return_intermediates else (y, None)
-        else:
-            y, merge, matching, extras = self._merging_attention(
-                y, valid, merge, return_intermediates)
-        x = x + self.drop_path1(self.ls1(y))
-        if merge is not None and matching is not None:
-            x, size = merge_tokens(x, matching, merge.size)
-            merge = Merge(size, track_tokens(merge.source, matching), merge.r, merge.num_prefix,
-                          merge.prop_attn)
-        x = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
-        return x, merge, extras
+    def forward(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None) -> Tensor:
+        """x (B, N, C), grid hw, valid (B, N) -> (B, N, C)."""
+        y, grid, inside, undo = self.windows(self.norm1(x), hw, valid)
+        x = x + self.drop_path1(self.ls1(undo(self.attn(y, grid, inside))))
+        return self.add_mlp(x)
 
-    def _windows(self, y, hw, valid, return_intermediates):
-        """Attention within windows; the padding of the last ones takes part, as in detectron2,
-        unless a valid mask keeps it out."""
+    def forward_merging(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None, merge: Merge
+                        ) -> tuple[Tensor, Merge]:
+        """Attention over merged tokens, then ``merge.r`` further merges, as ToMe places them.
+
+        The keys of all columns say which tokens are alike: the kept ones are picked from them.
+        """
+        attn, y = self.attn, self.norm1(x)
+        if valid is not None:
+            valid = merge.size > 0
+        _, valid, size_bias = attn.check_call(y, None, False, valid, log_size(merge))
+        bias = attn.compute_bias(y)
+        columns, heads = attn.choose(bias, valid, size_bias), attn.project(y)
+        y = attn.finish(attn.attend(heads.gather(columns), add(bias, size_bias), columns), y)
+        x = x + self.drop_path1(self.ls1(y))
+        metric = (heads.v if heads.k is None else heads.k).mean(1)
+        matching = bipartite_soft_matching(metric, merge.r, attn.num_prefix_tokens, valid)
+        if matching is not None:
+            x, size = merge_tokens(x, matching, merge.size)
+            merge = merge._replace(size=size, source=track_tokens(merge.source, matching))
+        return self.add_mlp(x), merge
+
+    def forward_intermediates(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None,
+                              merge: Merge | None = None) -> dict[str, Tensor]:
+        """What the attention layer tells of the tokens that this block gets; windows are in the
+        batch axis."""
+        if merge is not None:
+            valid = None if valid is None else merge.size > 0
+            return self.attn.forward_intermediates(
+                self.norm1(x), valid=valid, log_size=log_size(merge))[1]
+        y, grid, inside, _ = self.windows(self.norm1(x), hw, valid)
+        return self.attn.forward_intermediates(y, grid, inside)[1]
+
+    def add_mlp(self, x: Tensor) -> Tensor:
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+    def windows(self, y: Tensor, hw: tuple[int, int], valid: Tensor | None):
+        """Tokens, grid and valid of the windows, and the function that takes the tokens back.
+
+        The padding of the last windows takes part, as in detectron2, unless a valid mask keeps it
+        out.
+        """
         side = self.window_size
-        batch, _, dim = y.shape
+        if not side:
+            return y, hw, valid, lambda y: y
+        batch, num_tokens, dim = y.shape
         y, padded = window_partition(y.reshape(batch, *hw, dim), side)
         if valid is not None:
             valid = window_partition(valid.reshape(batch, *hw, 1), side)[0].flatten(1)
             valid = valid | ~valid.any(1, keepdim=True)  # windows of padding alone: avoid 0/0
-        y = self.attn(y.flatten(1, 2), (side, side), valid, return_intermediates)
-        y, extras = y if return_intermediates else (y, None)
-        y = window_unpartition(y.unflatten(1, (side, side)), side, hw, padded)
-        return y.reshape(batch, hw[0] * hw[1], dim), extras
 
-    def _merging_attention(self, y, valid, merge, return_intermediates):
-        """Attention over merged tokens and the matching for the merge that follows it."""
-        hw = (1, y.shape[1] - merge.num_prefix)
-        log_size = merge.size.clamp(min=1).log() if merge.prop_attn else None
-        if valid is not None:
-            valid = merge.size > 0
-        extras = None
-        if return_intermediates:
-            _, extras = self.attn(y, hw, valid, True, log_size=log_size)
-        out, metric = self.attn(y, hw, valid, log_size=log_size, return_metric=True)
-        matching = bipartite_soft_matching(metric, merge.r, merge.num_prefix, valid)
-        return out, merge, matching, extras
+        def undo(y: Tensor) -> Tensor:
+            y = window_unpartition(y.unflatten(1, (side, side)), side, hw, padded)
+            return y.reshape(batch, num_tokens, dim)
+
+        return y.flatten(1, 2), (side, side), valid, undo
+
+
+def log_size(merge: Merge) -> Tensor | None:
+    """(B, N), what proportional attention adds to the logits."""
+    return merge.size.clamp(min=1).log() if merge.prop_attn else None
 
 
 class ConvStem(nn.Module):
@@ -171,10 +192,11 @@ class BiasPrunedViT(TokenBackbone):
             exist.
         fc_norm: MAE fine-tuning: mean of the patch tokens, then a layer norm; needs
             out_type='avg_featmap'.
-        key_bias, bias_init, train_mode, val_mode, gather, keep_cls, qk_norm: see
+        key_bias, bias_init, train_mode, val_mode, gather, keep_prefix, qk_norm: see
             ``BiasedAttention``.
-        keep_ratio: None, a number, (r0, r1) for the linear schedule over depth, or one entry a
-            block.
+        keep_ratio: None, a number, (r0, r1) for the linear schedule over depth, ``dict(start=r0,
+            end=r1, shape=...)`` for another shape, or one entry a block; see
+            ``keep_ratio_schedule``.
         keep_ratio_val: the same for validation alone; 'same' takes ``keep_ratio``.
         tau, tau_val: probability threshold instead of a ratio.
         num_qk_free: the last m blocks attend by the bias alone and have no query and key weights.
@@ -195,7 +217,7 @@ class BiasPrunedViT(TokenBackbone):
         ValueError: an option is out of range or contradicts another.
     """
 
-    stem_names = ('patch_embed', 'pos_embed', 'cls_token')
+    norm_names = ('norm', 'fc_norm')
 
     def __init__(self, arch: str | dict = 'deit-small', img_size: int | tuple[int, int] = 224,
                  patch_size: int | None = None, patch_stem: Literal['linear', 'conv'] = 'linear',
@@ -207,7 +229,7 @@ class BiasPrunedViT(TokenBackbone):
                  keep_ratio_val: float | Sequence | Literal['same'] | None = 'same',
                  tau: float | None = None, tau_val: float | Literal['same'] | None = 'same',
                  train_mode: str = 'mask', val_mode: str = 'gather', gather: str = 'auto',
-                 keep_cls: bool = False, num_qk_free: int = 0, window_size: int = 0,
+                 keep_prefix: bool = False, num_qk_free: int = 0, window_size: int = 0,
                  global_blocks: Sequence[int] | None = None, rel_pos: bool = False,
                  tome_r: int | Sequence | None = 0, tome_prop_attn: bool = True,
                  tome_rank_by_size: bool = False,
@@ -232,7 +254,7 @@ class BiasPrunedViT(TokenBackbone):
         self.embed_dim = dim
         self.num_heads = heads
         self.with_cls_token = with_cls_token
-        self.num_prefix = int(with_cls_token)
+        self.num_prefix_tokens = int(with_cls_token)
         self.with_key_bias = key_bias
         self.use_valid_mask = use_valid_mask
         self.tome_r = tome_r
@@ -248,26 +270,28 @@ class BiasPrunedViT(TokenBackbone):
             img_size=None, patch_size=patch_size, embed_dim=dim)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if with_cls_token else None
         self.pos_embed = nn.Parameter(
-            torch.zeros(1, self.num_prefix + self.grid[0] * self.grid[1], dim))
+            torch.zeros(1, self.num_prefix_tokens + self.grid[0] * self.grid[1], dim))
         if self.grid[0] != self.grid[1]:
             # files of square grids keep the published names; any other names its grid
             self.register_buffer('pos_grid', torch.tensor(self.grid))
         norm_layer = partial(nn.LayerNorm, eps=1e-6)
         drop_path = calculate_drop_path_rates(drop_path_rate, depth)
         attn = dict(key_bias=key_bias, bias_init=bias_init, train_mode=train_mode,
-                    val_mode=val_mode, gather=gather, keep_cls=keep_cls,
-                    rank_by_size=tome_rank_by_size, attn_drop=attn_drop_rate,
-                    proj_drop=drop_rate, norm_layer=norm_layer)
+                    val_mode=val_mode, gather=gather, keep_prefix=keep_prefix,
+                    num_prefix_tokens=self.num_prefix_tokens, rank_by_size=tome_rank_by_size)
         self.blocks = nn.ModuleList()
         for i in range(depth):
             free = i >= depth - num_qk_free
             side = (window_size, window_size) if i in windowed else self.grid
+            layer = (
+                with_options(QueryKeyFreeAttention, **attn) if free else
+                with_options(RelativeBiasedAttention, rel_pos_size=side, **attn) if rel_pos else
+                with_options(BiasedAttention, **attn))
             self.blocks.append(BiasedBlock(
-                dim, heads, spec.get('qkv_bias', True),
-                dict(attn, query_key_free=free, qk_norm=qk_norm and not free,
-                     rel_pos_size=side if rel_pos else None),
-                window_size if i in windowed else 0, mlp_ratio=spec.get('mlp_ratio', 4),
-                proj_drop=drop_rate, drop_path=drop_path[i], norm_layer=norm_layer))
+                dim, heads, qkv_bias=spec.get('qkv_bias', True), qk_norm=qk_norm and not free,
+                attn_layer=layer, window_size=window_size if i in windowed else 0,
+                mlp_ratio=spec.get('mlp_ratio', 4), proj_drop=drop_rate,
+                attn_drop=attn_drop_rate, drop_path=drop_path[i], norm_layer=norm_layer))
         self.windowed = windowed
         last_used = depth - 1 in self.out_indices
         if final_norm is None:
@@ -276,9 +300,9 @@ class BiasPrunedViT(TokenBackbone):
         self.fc_norm = norm_layer(dim) if fc_norm and last_used else nn.Identity()
 
         self._init_parameters()
-        training, validation = resolve_rules(keep_ratio, keep_ratio_val, tau, tau_val)
-        self._set_rules(*training, train=True, val=False)
-        self._set_rules(*validation, train=False, val=True)
+        training, validation = resolve_rules(keep_ratio, keep_ratio_val, tau, tau_val, depth)
+        self.set_rules(training, val=False)
+        self.set_rules(validation, train=False)
         self.freeze()
 
     def _check(self, with_cls_token, patch_stem, pos_init, fc_norm, final_norm, num_qk_free,
@@ -299,6 +323,9 @@ class BiasPrunedViT(TokenBackbone):
         if (windowed or rel_pos) and with_cls_token:
             raise ValueError('windows and relative positions know patch tokens only: '
                              'with_cls_token=False')
+        if rel_pos and num_qk_free:
+            raise ValueError('query-key-free blocks take no relative positions: num_qk_free=0 or '
+                             'rel_pos=False')
         if (windowed or rel_pos) and any(tome_r):
             raise ValueError('token merging dissolves the grid that windows and relative '
                              'positions need: tome_r=0')
@@ -316,7 +343,7 @@ class BiasPrunedViT(TokenBackbone):
             nn.init.normal_(self.cls_token, std=1e-6)
         if self.pos_init == 'sincos':
             self.pos_embed.data.copy_(
-                sincos_position_grid(self.grid, self.embed_dim, self.num_prefix))
+                sincos_position_grid(self.grid, self.embed_dim, self.num_prefix_tokens))
         else:
             trunc_normal_(self.pos_embed, std=0.02)
 
@@ -331,38 +358,33 @@ class BiasPrunedViT(TokenBackbone):
                     parameter.requires_grad_(False)
 
     # ------------------------------------------------------------------ live settings
-    def set_keep_ratio(self, value: float | Sequence | None, train: bool = True,
+    def set_keep_ratio(self, value: float | Sequence | Mapping | None, train: bool = True,
                        val: bool = True) -> None:
-        """Change what is kept: None (dense), a number, (r0, r1), or one entry a block."""
-        self._set_rules(value, None, train, val)
+        """Change what is kept, in any form that ``keep_ratio`` has."""
+        self.set_rules(keep_rules(value, None, self.depth), train, val)
 
     def set_tau(self, value: float | None, train: bool = True, val: bool = True) -> None:
         """Change to a probability threshold; None is dense."""
-        self._set_rules(None, value, train, val)
+        self.set_rules(keep_rules(None, value, self.depth), train, val)
+
+    def set_rules(self, rules: Sequence[KeepRule], train: bool = True, val: bool = True) -> None:
+        """One rule a block; windowed blocks stay dense."""
+        for i, (block, rule) in enumerate(zip(self.blocks, rules, strict=True)):
+            block.attn.set_rule(KeepRule() if i in self.windowed else rule, train, val)
 
     def set_gather(self, value: Literal['auto', 'before', 'after']) -> None:
         """Where kept columns are gathered; 'after' the projection is what the paper counts."""
-        if value not in ('auto', 'before', 'after'):
-            raise ValueError(f"gather={value!r} must be 'auto', 'before' or 'after'")
         for block in self.blocks:
-            block.attn.gather = value
+            block.attn.configure(gather=value)
 
     def set_tome(self, r: int | Sequence, prop_attn: bool | None = None) -> None:
         """Change token merging; 0 switches it off."""
         r = merge_schedule(r or 0, self.depth)
-        if any(r) and (self.windowed or self.blocks[0].attn.rel_pos_h is not None):
+        if any(r) and (self.windowed or isinstance(self.blocks[0].attn, RelativeBiasedAttention)):
             raise ValueError('token merging dissolves the grid that windows and relative '
                              'positions need')
         self.tome_r = r
         self.tome_prop_attn = self.tome_prop_attn if prop_attn is None else prop_attn
-
-    def _set_rules(self, keep_ratio, tau, train, val) -> None:
-        ratios = keep_ratio_schedule(keep_ratio, self.depth)
-        for i, (block, ratio) in enumerate(zip(self.blocks, ratios, strict=True)):
-            if tau is not None:
-                block.attn.set_tau(None if i in self.windowed else tau, train, val)
-            else:
-                block.attn.set_keep_ratio(None if i in self.windowed else ratio, train, val)
 
     # ------------------------------------------------------------------ forward
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], Tensor | None]:
@@ -372,48 +394,52 @@ class BiasPrunedViT(TokenBackbone):
         x = self.patch_embed(x).contiguous()
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], 1)
-        x = x + resize_position_grid(self.pos_embed, self.grid, hw, self.num_prefix)
+        x = x + resize_position_grid(self.pos_embed, self.grid, hw, self.num_prefix_tokens)
         if not self.use_valid_mask or valid is None:
             return x, hw, None
-        return x, hw, F.pad(valid, (self.num_prefix, 0), value=True)
+        return x, hw, F.pad(valid, (self.num_prefix_tokens, 0), value=True)
 
-    def _run(self, x: Tensor, layers: Iterable[int] = (), stop: int | None = None):
-        """Yield (block index, tokens in, tokens out, grid, valid, merge, intermediates)."""
+    def passes(self, x: Tensor, layers: Iterable[int] = (), stop: int | None = None
+               ) -> Iterator[BlockPass]:
+        """Run the blocks up to ``stop``, with the intermediates of those in ``layers``."""
         x, hw, valid = self.embed(x)
         merge = None
         if any(self.tome_r):
             size = x.new_ones(x.shape[:2], dtype=torch.float32) if valid is None else valid.float()
             source = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-            merge = Merge(size, source, 0, self.num_prefix, self.tome_prop_attn)
+            merge = Merge(size, source, 0, self.tome_prop_attn)
         for i, block in enumerate(self.blocks[:stop]):
-            before = x
-            if merge is not None:
-                merge = Merge(merge.size, merge.source, scaled_r(self.tome_r[i], hw[0] * hw[1]),
-                              merge.num_prefix, merge.prop_attn)
-            x, merge, extras = self.run_block(block, x, hw, valid, merge, i in layers)
-            yield i, before, x, hw, valid, merge, extras
+            before, extras = x, None
+            if i in layers:
+                extras = block.forward_intermediates(x, hw, valid, merge)
+            if merge is None:
+                x = self.run_block(block, x, hw, valid)
+            else:
+                merge = merge._replace(r=scaled_r(self.tome_r[i], hw[0] * hw[1]))
+                x, merge = self.run_block(block.forward_merging, x, hw, valid, merge)
+            yield BlockPass(i, before, x, hw, valid, extras, merge)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x (B, 3 or 4, H, W) -> one output of ``out_type`` per entry of ``out_indices``."""
         outputs = {}
-        for i, _, y, hw, valid, merge, _ in self._run(x, stop=max(self.out_indices) + 1):
-            if i not in self.out_indices:
+        for step in self.passes(x, stop=max(self.out_indices) + 1):
+            if step.index not in self.out_indices:
                 continue
-            y = self.norm(y) if i == self.depth - 1 else y
-            if merge is not None and self.out_type != 'cls_token':
-                y = unmerge_tokens(y, merge.source)
-            patch_valid = None if valid is None else valid[:, self.num_prefix:]
-            y = self.format_output(y, hw, patch_valid)
-            outputs[i] = self.fc_norm(y) if i == self.depth - 1 else y
+            last = step.index == self.depth - 1
+            y = self.norm(step.x_out) if last else step.x_out
+            if step.merge is not None and self.out_type != 'cls_token':
+                y = unmerge_tokens(y, step.merge.source)
+            valid = None if step.valid is None else step.valid[:, self.num_prefix_tokens:]
+            y = self.format_output(y, step.hw, valid)
+            outputs[step.index] = self.fc_norm(y) if last else y
         return tuple(outputs[i] for i in self.out_indices)
 
     def forward_intermediates(
             self, x: Tensor, layers: Iterable[int] | None = None) -> dict[int, dict[str, Tensor]]:
         """See ``TokenBackbone``; windowed blocks have their windows in the batch axis."""
         layers = resolve_indices(layers, self.depth)
-        return {i: dict(extras, x_in=before, x_out=after)
-                for i, before, after, _, _, _, extras in self._run(x, layers, max(layers) + 1)
-                if i in layers}
+        return {step.index: dict(step.intermediates, x_in=step.x_in, x_out=step.x_out)
+                for step in self.passes(x, layers, max(layers) + 1) if step.index in layers}
 
     # ------------------------------------------------------------------ optimizer, checkpoints
     def no_weight_decay(self) -> set[str]:
@@ -424,15 +450,21 @@ class BiasPrunedViT(TokenBackbone):
         """Load a file by value; see ``mmext.checkpoints.vit.load_vit``."""
         return load_vit(self, checkpoint, prefix, pos_grid)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        """Positions of another grid are resampled in any load, also mmengine's."""
+    def fit_state_dict(self, state_dict: dict[str, Tensor], prefix: str = '') -> list[str]:
+        """Bring positions of another grid or prefix to this one's, in place, in any load, also
+        mmengine's; returns what was done, in words."""
         names = ('pos_embed', 'cls_token', 'dist_token', 'pos_grid')
         positions = {
             name: state_dict[prefix + name] for name in names if prefix + name in state_dict}
-        if 'pos_embed' in positions:
-            fit_positions(positions, self.grid, self.with_cls_token)
-            state_dict[prefix + 'pos_embed'] = positions['pos_embed']
-            state_dict.pop(prefix + 'pos_grid', None)
-            if hasattr(self, 'pos_grid'):
-                state_dict[prefix + 'pos_grid'] = self.pos_grid
+        if 'pos_embed' not in positions:
+            return []
+        done = fit_positions(positions, self.grid, self.with_cls_token)
+        state_dict[prefix + 'pos_embed'] = positions['pos_embed']
+        state_dict.pop(prefix + 'pos_grid', None)
+        if hasattr(self, 'pos_grid'):
+            state_dict[prefix + 'pos_grid'] = self.pos_grid
+        return [done] if done else []
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        self.fit_state_dict(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

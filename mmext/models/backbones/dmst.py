@@ -1,18 +1,18 @@
-"""DMST and ToST: the XCiT body without its local interaction, around token-statistics attention.
+"""DMST and ToST: XCiT without its local interaction, around token-statistics attention.
 
 Sources: ToST (arXiv 2412.17810, official RobinWu218/ToST tost_vision/tost.py), DMSA / DMST
 (arXiv 2601.17042), on timm's XCiT parts. Parameter names are the official ToST ones
 (``pos_embeder``, ``blocks.i.attn.{qkv,temp,to_out.0}``, ``cls_attn_blocks.i.attn.qkv``); new is
 ``blocks.i.attn.membership``. Kept from the official code: drop path constant over depth, none in
 the class-attention blocks, and patch tokens doubled there. Differences: the stem has plain batch
-norm unless several GPUs train together, the classifier is not part of the body, and a valid mask
+norm unless several GPUs train together, the classifier is no part of the backbone, and a valid mask
 keeps padding out.
 
 Symbols: B images, grid h x w, N = h * w tokens, C channels.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -28,6 +28,7 @@ from mmext.layers.gated_mhsa import GatedMHSA
 from mmext.layers.mssa import MSSA
 from mmext.layers.tssa import TSSA
 from mmext.models.backbones.base import (
+    BlockPass,
     TokenBackbone,
     check_drop_path,
     resolve_arch,
@@ -46,12 +47,14 @@ ARCHS = {  # aliases: embed_dim, depth, num_heads, eta
 }
 ARCH_KEYS = {'embed_dim', 'depth', 'num_heads', 'eta', 'mlp_ratio', 'patch_size'}
 
-ATTENTIONS = {
-    'dmsa': DMSA,
-    'tssa': TSSA,
-    'mssa': MSSA,
-    'mhsa': partial(GatedMHSA, gate='none'),
-    'gated': GatedMHSA,
+for layer in (DMSA, TSSA, MSSA, GatedMHSA):
+    MODELS.register_module(module=layer)
+ATTENTIONS = {  # short for the entries of the registry
+    'dmsa': dict(type='mmext.DMSA'),
+    'tssa': dict(type='mmext.TSSA'),
+    'mssa': dict(type='mmext.MSSA'),
+    'mhsa': dict(type='mmext.GatedMHSA', gate='none'),
+    'gated': dict(type='mmext.GatedMHSA'),
 }
 
 
@@ -76,8 +79,8 @@ class FourierPosition(xcit.PositionalEncodingFourier):
             angle = (coord / extent * self.scale)[..., None] * freqs
             waves = torch.stack([angle[..., 0::2].sin(), angle[..., 1::2].cos()], -1)
             features.append(waves.flatten(3))
-        return F.linear(torch.cat(features, -1).flatten(1, 2).to(weight.dtype),
-                        weight[:, :, 0, 0], self.token_projection.bias)
+        features = torch.cat(features, -1).permute(0, 3, 1, 2).to(weight.dtype)
+        return self.token_projection(features).flatten(2).transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -94,14 +97,15 @@ class Block(nn.Module):
         self.gamma1 = nn.Parameter(torch.full((dim,), float(eta)))
         self.gamma2 = nn.Parameter(torch.full((dim,), float(eta)))
 
-    def forward(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None,
-                return_intermediates: bool = False):
-        """x (B, N, C), grid hw, valid (B, N) -> x, intermediates or None."""
-        y, extras = self.attn(self.norm1(x), hw, valid, return_intermediates), None
-        if return_intermediates:
-            y, extras = y
-        x = x + self.drop_path(self.gamma1 * y)
-        return x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x))), extras
+    def forward(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None) -> Tensor:
+        """x (B, N, C), grid hw, valid (B, N) -> (B, N, C)."""
+        x = x + self.drop_path(self.gamma1 * self.attn(self.norm1(x), hw, valid))
+        return x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x)))
+
+    def forward_intermediates(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None
+                              ) -> dict[str, Tensor]:
+        """What the attention layer tells of the tokens that this block gets."""
+        return self.attn.forward_intermediates(self.norm1(x), hw, valid)[1]
 
 
 class ClassAttention(nn.Module):
@@ -159,8 +163,9 @@ class DMST(TokenBackbone):
             depth, num_heads and, optionally, eta (LayerScale start, default 1), mlp_ratio and
             patch_size.
         patch_size: 16 or 8; an official name or a dict ``arch`` may hold it instead.
-        attn: 'dmsa', 'tssa', 'mssa', 'mhsa' or 'gated'.
-        attn_cfg: further options of the attention layer, e.g. ``dict(gate_act='sigmoid')``.
+        attn: the attention layer, ``dict(type='mmext.DMSA', gate_act='sigmoid')`` or any class
+            registered with timm's constructor and the call of ``mmext.layers``; 'dmsa', 'tssa',
+            'mssa', 'mhsa' and 'gated' are short for those of mmext.
         out_indices, out_type, frozen_stages, with_cp, init_cfg: see ``TokenBackbone``. 'cls_token'
             comes from the class-attention tail, which only this output has, hence from the last
             block only. ``init_cfg=dict(type='Pretrained', ...)`` takes official ToST files.
@@ -168,7 +173,8 @@ class DMST(TokenBackbone):
             'featmap'. Where it is not applied it does not exist.
         cls_attn_layers: blocks of the class-attention tail.
         use_pos: Fourier positions.
-        qkv_bias: bias of the input projections; None: yes, but for MSSA as in CRATE.
+        qkv_bias: bias of the input projections; None: the layer's default (yes, but for MSSA, as
+            in CRATE) and yes in the class-attention blocks.
         drop_path_rate: stochastic depth, the same in every block.
         drop_rate, attn_drop_rate: dropout of projections and embedding, and of attention.
 
@@ -176,10 +182,10 @@ class DMST(TokenBackbone):
         ValueError: an option is unknown or does not fit another.
     """
 
-    stem_names = ('patch_embed', 'pos_embeder', 'cls_token')
+    stem_names = ('patch_embed', 'pos_embeder', 'pos_drop', 'cls_token')
 
     def __init__(self, arch: str | dict = 'tiny', patch_size: int | None = None,
-                 attn: str = 'dmsa', attn_cfg: dict | None = None,
+                 attn: str | dict = 'dmsa',
                  out_indices: int | Sequence[int] = -1, out_type: str = 'cls_token',
                  final_norm: bool | None = None, cls_attn_layers: int = 2, use_pos: bool = True,
                  qkv_bias: bool | None = None, drop_path_rate: float = 0., drop_rate: float = 0.,
@@ -193,19 +199,23 @@ class DMST(TokenBackbone):
         dim, heads = spec['embed_dim'], spec['num_heads']
         eta = spec.get('eta', 1.0)
         self.has_tail = out_type == 'cls_token'
-        self._check(dim, attn, cls_attn_layers)
-        self.embed_dim, self.attn = dim, attn
+        if self.has_tail:  # the norm belongs to the class-attention blocks, which are not frozen
+            self.norm_names = ()
+        self._check(dim, cls_attn_layers)
+        self.embed_dim = dim
+        self.attn = resolve_attention(attn)
         norm_layer = partial(nn.LayerNorm, eps=1e-6)
 
         self.patch_embed = sync_across_gpus(
             xcit.ConvPatchEmbed(patch_size=patch_size, embed_dim=dim))
         self.pos_embeder = FourierPosition(dim=dim) if use_pos else None
         self.pos_drop = nn.Dropout(drop_rate)
-        options = dict(qkv_bias=attn != 'mssa' if qkv_bias is None else qkv_bias,
-                       attn_drop=attn_drop_rate, proj_drop=drop_rate)
+        options = dict(dim=dim, num_heads=heads, attn_drop=attn_drop_rate, proj_drop=drop_rate)
+        if qkv_bias is not None:
+            options['qkv_bias'] = qkv_bias
         last = max(self.out_indices)  # later blocks would have no gradient
         self.blocks = nn.ModuleList(
-            Block(dim, ATTENTIONS[attn](dim, heads, **options | (attn_cfg or {})), eta,
+            Block(dim, MODELS.build(options | self.attn), eta,
                   spec.get('mlp_ratio', 4.), drop_rate, drop_path_rate, norm_layer)
             for _ in range(last + 1))
         if self.has_tail:
@@ -221,13 +231,11 @@ class DMST(TokenBackbone):
         self._start_values()
         self.freeze()
 
-    def _check(self, dim, attn, cls_attn_layers):
+    def _check(self, dim, cls_attn_layers):
         if self.patch_size not in (8, 16):
             raise ValueError(f'patch_size={self.patch_size}: the convolutional stem has 8 or 16')
         if dim % 8:
             raise ValueError(f'embed_dim={dim} must be divisible by 8, the stem halves it thrice')
-        if attn not in ATTENTIONS:
-            raise ValueError(f'attn={attn!r} is unknown, choose one of {tuple(ATTENTIONS)}')
         if self.has_tail and (self.out_indices != (self.depth - 1,) or cls_attn_layers < 1):
             raise ValueError(
                 f"out_type='cls_token' comes from the class-attention blocks behind the last "
@@ -245,37 +253,38 @@ class DMST(TokenBackbone):
 
     # ------------------------------------------------------------------ forward
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int], Tensor | None]:
-        """Images (B, 3 or 4, H, W) -> tokens (B, N, C), grid, valid (B, N) or None."""
-        mask = x[:, 3:] if x.shape[1] == 4 else None
-        x, hw, valid = self.split_input(x)
-        if mask is None:
-            x = self.patch_embed.proj(x)
-        else:
-            mask = F.pad(mask, (0, x.shape[-1] - mask.shape[-1], 0, x.shape[-2] - mask.shape[-2]))
-            x = masked_stem(self.patch_embed.proj, x, mask > 0)
+        """Images (B, 3 or 4, H, W) -> tokens (B, N, C), grid, valid (B, N) or None.
+
+        Any size goes in as it is, as into the official stem: its convolutions of stride 2 round up.
+        """
+        mask = x[:, 3:] > 0 if x.shape[1] == 4 else None
+        image, hw, valid = self.split_input(x, pad=False)
+        x = self.patch_embed.proj(image) if mask is None else masked_stem(
+            self.patch_embed.proj, image, mask)
         x = x.flatten(2).transpose(1, 2).contiguous()  # else every norm of the network copies
         if self.pos_embeder is not None:
             x = x + self.pos_embeder(hw, valid)
         return self.pos_drop(x), hw, valid
 
-    def _run(self, x: Tensor, layers: Sequence[int] = (), stop: int | None = None):
-        """Yield (index, tokens before, tokens after, grid, valid, intermediates) per block."""
+    def passes(self, x: Tensor, layers: Sequence[int] = (), stop: int | None = None
+               ) -> Iterator[BlockPass]:
+        """Run the blocks up to ``stop``, with the intermediates of those in ``layers``."""
         x, hw, valid = self.embed(x)
         for i, block in enumerate(self.blocks[:stop]):
             before = x
-            x, extras = self.run_block(block, x, hw, valid, i in layers)
-            yield i, before, x, hw, valid, extras
+            extras = block.forward_intermediates(x, hw, valid) if i in layers else None
+            x = self.run_block(block, x, hw, valid)
+            yield BlockPass(i, before, x, hw, valid, extras)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x (B, 3 or 4, H, W) -> one output of ``out_type`` per entry of ``out_indices``."""
         outputs = {}
-        for i, _, y, hw, valid, _ in self._run(x):
-            if i not in self.out_indices:
+        for step in self.passes(x):
+            if step.index not in self.out_indices:
                 continue
-            if self.has_tail:
-                y = self.class_tail(y, valid)
-            y = self.norm(y) if i == self.depth - 1 else y
-            outputs[i] = self.format_output(y, hw, valid)
+            y = self.class_tail(step.x_out, step.valid) if self.has_tail else step.x_out
+            y = self.norm(y) if step.index == self.depth - 1 else y
+            outputs[step.index] = self.format_output(y, step.hw, step.valid)
         return tuple(outputs[i] for i in self.out_indices)
 
     def class_tail(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -291,9 +300,8 @@ class DMST(TokenBackbone):
             self, x: Tensor, layers: Iterable[int] | None = None) -> dict[int, dict[str, Tensor]]:
         """See ``TokenBackbone``; the class-attention tail has none."""
         layers = resolve_indices(layers, len(self.blocks))
-        return {i: dict(extras, x_in=before, x_out=after)
-                for i, before, after, _, _, extras in self._run(x, layers, max(layers) + 1)
-                if i in layers}
+        return {step.index: dict(step.intermediates, x_in=step.x_in, x_out=step.x_out)
+                for step in self.passes(x, layers, max(layers) + 1) if step.index in layers}
 
     # ------------------------------------------------------------------ optimizer, checkpoints
     def no_weight_decay(self) -> set[str]:
@@ -309,8 +317,18 @@ class DMST(TokenBackbone):
 class ToST(DMST):
     """``DMST`` with token-statistics attention: the published ToST."""
 
-    def __init__(self, *args, attn: str = 'tssa', **kwargs):
+    def __init__(self, *args, attn: str | dict = 'tssa', **kwargs):
         super().__init__(*args, attn=attn, **kwargs)
+
+
+def resolve_attention(attn: str | dict) -> dict:
+    """The registry entry of an attention layer, by its short name or as it is."""
+    if isinstance(attn, dict):
+        return dict(attn)
+    if attn not in ATTENTIONS:
+        raise ValueError(f'attn={attn!r} is unknown, choose one of {tuple(ATTENTIONS)} or give '
+                         "dict(type='...')")
+    return ATTENTIONS[attn]
 
 
 def masked_stem(proj: nn.Sequential, x: Tensor, mask: Tensor) -> Tensor:
@@ -323,7 +341,7 @@ def masked_stem(proj: nn.Sequential, x: Tensor, mask: Tensor) -> Tensor:
     for layer in proj:
         x = layer(x)
         if isinstance(layer, nn.Sequential):  # convolution of stride 2 and norm
-            mask = F.max_pool2d(mask, 2)
+            mask = F.max_pool2d(mask, 2, ceil_mode=True)  # 2 i of the old grid is i of the new
         x = x * mask
     return x
 

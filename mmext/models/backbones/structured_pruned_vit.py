@@ -33,6 +33,9 @@ class StructuredPrunedViT(BaseModule):
         """The constructor loaded them."""
         self._is_init = True
 
+    def no_weight_decay(self) -> set[str]:
+        return {f'vit.{name}' for name in self.vit.no_weight_decay()}
+
     def get_layer_depth(self, param_name: str, prefix: str = '') -> tuple[int, int]:
         """mmpretrain's convention: embedding 0, block i -> i + 1, the rest depth + 1."""
         num_layers = len(self.vit.blocks) + 2
