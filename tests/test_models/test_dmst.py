@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mmext.layers import DMSA, TSSA
 from mmext.models import DMST, ToST
 from mmext.models.backbones import dmst as dmst_module
 from mmext.registry import MODELS
