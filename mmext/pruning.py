@@ -58,9 +58,10 @@ def prune_attention(model: nn.Module, keep_ratio: float | Sequence | Mapping | N
 
     Works for every model built of timm's ``Attention`` (ViT, DeiT, MAE, DINO, CLIP and SigLIP
     towers, with registers, distillation token, ``qk_norm``, layer scale), its rotary relatives
-    (EVA, DINOv3) and BEiT. New is one parameter a layer, ``...attn.key_bias.weight`` (H, C); it
-    starts with values that rank the columns at random and change the dense output by rounding only:
-    train it, or give it a start with ``mmext.calibrate_bias``.
+    (EVA, DINOv3), BEiT and Segment Anything (its global blocks). New is one parameter a layer,
+    ``...attn.key_bias.weight`` (H, C); it starts with values that rank the columns at random and
+    change the dense output by rounding only: train it, or give it a start with
+    ``mmext.calibrate_bias``.
 
     Args:
         model: the model or a module that contains one, such as a classifier around a backbone.
@@ -80,7 +81,7 @@ def prune_attention(model: nn.Module, keep_ratio: float | Sequence | Mapping | N
     if any(isinstance(module, BiasedAttention) for module in model.modules()):
         raise ValueError(f'{type(model).__name__} has bias-pruned attention already: change it '
                          'with set_keep_ratio')
-    found = [module for module in model.modules() if type(module) in TIMM_ATTENTION]
+    found = global_attention(model)
     if not found:
         others = sorted({type(module).__name__ for module in model.modules()
                          if 'attention' in type(module).__name__.lower()
@@ -100,6 +101,14 @@ def prune_attention(model: nn.Module, keep_ratio: float | Sequence | Mapping | N
         # a partial, unlike a method, follows deepcopy and pickle
         model.set_keep_ratio = functools.partial(set_keep_ratio, model)
     return Pruning(model, layers)
+
+
+def global_attention(model: nn.Module) -> list[nn.Module]:
+    """The attention modules that can be pruned, first to last; those of windows are left dense."""
+    windowed = {id(block.attn) for block in model.modules()
+                if getattr(block, 'window_size', 0) and hasattr(block, 'attn')}
+    return [module for module in model.modules()
+            if type(module) in TIMM_ATTENTION and id(module) not in windowed]
 
 
 def num_prefix_tokens(model: nn.Module) -> int:

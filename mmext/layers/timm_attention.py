@@ -11,12 +11,14 @@ Symbols: B samples, N tokens (prefix tokens first), C channels, H heads, D head 
 import timm.layers.attention
 import timm.models.beit
 import timm.models.eva
+import timm.models.vision_transformer_sam
 import torch
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 from mmext.layers.biased_attention import ALL_COLUMNS, BiasedAttention, Heads, add
-from mmext.layers.common import split_heads
+from mmext.layers.common import refuse, split_heads
+from mmext.layers.relative_attention import relative_logits
 from mmext.ops.column_selection import Columns
 
 
@@ -62,10 +64,33 @@ class BeitBiasedAttention(BiasedAttention):
         return table.permute(2, 0, 1)[None]
 
 
+class SamBiasedAttention(BiasedAttention):
+    """``timm.models.vision_transformer_sam.Attention``: a grid of tokens, relative positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, h, w, C) -> (B, h, w, C)."""
+        return super().forward(x.flatten(1, 2), x.shape[1:3]).unflatten(1, x.shape[1:3])
+
+    def forward_intermediates(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """x (B, h, w, C); see ``BiasedAttention``."""
+        out, extras = super().forward_intermediates(x.flatten(1, 2), x.shape[1:3])
+        return out.unflatten(1, x.shape[1:3]), extras
+
+    def project(self, x: Tensor, columns: Columns = ALL_COLUMNS, hw: tuple[int, int] | None = None,
+                attn_mask: Tensor | None = None) -> Heads:
+        refuse(self, rope=self.rope)
+        heads = super().project(x, columns, attn_mask=attn_mask)
+        if not self.use_rel_pos:
+            return heads
+        rel = relative_logits(heads.q, self.rel_pos_h, self.rel_pos_w, hw, columns)
+        return heads._replace(logit_bias=add(rel, heads.logit_bias))
+
+
 TIMM_ATTENTION: dict[type[nn.Module], type[BiasedAttention]] = {
     timm.layers.attention.Attention: BiasedAttention,
     timm.models.beit.Attention: BeitBiasedAttention,
     timm.models.eva.EvaAttention: RotaryBiasedAttention,
+    timm.models.vision_transformer_sam.Attention: SamBiasedAttention,
 }
 if hasattr(timm.layers.attention, 'AttentionRope'):
     TIMM_ATTENTION[timm.layers.attention.AttentionRope] = RotaryBiasedAttention

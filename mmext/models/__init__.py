@@ -1,4 +1,4 @@
-from mmext.models.backbones import DMST, BiasPrunedViT, StructuredPrunedViT, ToST
+from mmext.models.backbones import DMST, BiasPrunedViT, StructuredPrunedViT, TimmViT, ToST
 from mmext.models.data_preprocessors import build_masked_det_data_preprocessor
 from mmext.models.necks import SimpleFeaturePyramid
 
@@ -7,6 +7,7 @@ __all__ = [
     'BiasPrunedViT',
     'SimpleFeaturePyramid',
     'StructuredPrunedViT',
+    'TimmViT',
     'ToST',
     'build_masked_det_data_preprocessor',
 ]
