@@ -4,6 +4,8 @@ mmengine imports ``<scope>.registry`` by itself when it meets ``mmext.X`` in a c
 ``locations`` are imported at the first look-up. No ``custom_imports`` is needed.
 """
 
+import importlib
+
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
 from mmengine.registry import MODELS as MMENGINE_MODELS
@@ -17,7 +19,25 @@ import mmext.compat
 
 mmext.compat.setup()
 
-MODELS = Registry('model', scope='mmext', parent=MMENGINE_MODELS, locations=['mmext.models'])
+# Classes that import mmdet: name -> module, imported when a config asks for one
+DETECTION = {
+    'MaskedDetDataPreprocessor': 'mmext.models.detection.data_preprocessor',
+    'MaskedRPNHead': 'mmext.models.detection.padding',
+    'MaskedRoIExtractor': 'mmext.models.detection.padding',
+}
+
+
+class ModelRegistry(Registry):
+    """mmengine's, with classes whose modules are imported at their first look-up."""
+
+    def get(self, key: str):
+        module = DETECTION.get(key.removeprefix('mmext.'))
+        if module is not None:
+            importlib.import_module(module)
+        return super().get(key)
+
+
+MODELS = ModelRegistry('model', scope='mmext', parent=MMENGINE_MODELS, locations=['mmext.models'])
 DATASETS = Registry(
     'dataset', scope='mmext', parent=MMENGINE_DATASETS, locations=['mmext.datasets'])
 TRANSFORMS = Registry(

@@ -276,3 +276,56 @@ def test_reached_lazily_through_the_package():
             'mmext.prune_attention; assert "torch" in sys.modules; '
             'assert not {"mmengine", "mmdet", "mmpretrain", "mmcv"} & set(sys.modules)')
     subprocess.run([sys.executable, '-c', code], check=True)
+
+
+@torch.no_grad()
+def test_new_bias_is_too_small_to_see_at_full_width():
+    """768 channels, real norms: the dense output moves by rounding only."""
+    torch.manual_seed(0)
+    model = timm.create_model('vit_base_patch16_224', depth=4, num_classes=0).eval()
+    for name, parameter in model.named_parameters():
+        if 'norm' in name and name.endswith('weight'):
+            parameter.mul_(4)
+    x = torch.randn(1, 3, 224, 224)
+    want = model(x)
+    prune_attention(model, keep_ratio=None)
+    assert (model(x) - want).abs().max() < 1e-5 * want.abs().max()
+
+
+@pytest.mark.parametrize('key', MODELS)
+def test_undo_leaves_no_module_behind(key):
+    model, _ = build(key)
+    before = {name: (type(module), set(vars(module)) | set(module._modules))
+              for name, module in model.named_modules()}
+    prune_attention(model).undo()
+    assert before == {name: (type(module), set(vars(module)) | set(module._modules))
+                      for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize('name, count', [
+    ('pit_ti_distilled_224', 2), ('pit_ti_224', 1), ('deit_tiny_distilled_patch16_224', 2),
+    ('vit_base_patch16_siglip_224', 0), ('vit_small_patch14_reg4_dinov2', 5)])
+@torch.no_grad()
+def test_prefix_tokens_of_any_model_are_kept(name, count):
+    model = timm.create_model(name, num_classes=0).eval()
+    layers = prune_attention(model, keep_ratio=.3).layers
+    assert {layer.num_prefix_tokens for layer in layers} == {count}
+    layer = layers[0]
+    x = torch.randn(1, 40, layer.key_bias.in_features)
+    assert layer.forward_intermediates(x)[1]['kept'][..., :count].all()
+
+
+def test_causal_attention_is_refused_by_every_form():
+    for key in ('vit', 'eva02', 'dinov3'):
+        model, _ = build(key)
+        layer = prune_attention(model).layers[0]
+        with pytest.raises(ValueError, match='causal'):
+            layer(torch.randn(1, 10, 48), is_causal=True)
+
+
+@pytest.mark.parametrize('std', [0., .02])
+def test_start_of_the_timm_models(std):
+    import mmext.timm_models  # noqa: F401
+    model = timm.create_model('deit_tiny_bias_patch16_224', key_bias_std=std, depth=2)
+    weight = torch.cat([layer.key_bias.weight for layer in pruned_layers(model)])
+    assert weight.isfinite().all() and weight.std().item() == pytest.approx(std, rel=.2)

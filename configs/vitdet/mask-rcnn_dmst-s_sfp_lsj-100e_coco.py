@@ -7,14 +7,13 @@ Starts from configs/dmst/dmst-s_8xb128-400e_in1k.py.
 """
 
 _base_ = [
-    '../_base_/models/mask_rcnn_vitdet.py',
+    '../_base_/models/mask_rcnn_vitdet_masked.py',
     '../_base_/datasets/coco_lsj_1024.py',
     '../_base_/schedules/coco_bs16_adamw_100e.py',
     '../_base_/default_runtime_det.py',
 ]
 
 model = dict(
-    data_preprocessor=dict(type='mmext.MaskedDetDataPreprocessor'),
     backbone=dict(
         type='mmext.DMST',
         arch='small',

@@ -4,6 +4,8 @@ Source: MViTv2 (arXiv 2112.01526), ViTDet (arXiv 2203.16527; detectron2): q_i . 
 q_i . R_w[x_i - x_j] on the logits. Names as there: ``rel_pos_h``, ``rel_pos_w``.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer_sam import get_rel_pos
@@ -19,11 +21,15 @@ class RelativeBiasedAttention(BiasedAttention):
     Args:
         rel_pos_size: (h, w) of the grid that the positions are stored for; another grid, in
             forward or in a file that is loaded, is resampled linearly.
+        pos_fit: 'resize', or 'crop': in forward a smaller grid takes the middle of the tables, so
+            that distances keep their meaning.
         args, kwargs: of ``BiasedAttention``.
     """
 
-    def __init__(self, *args, rel_pos_size: tuple[int, int], **kwargs):
+    def __init__(self, *args, rel_pos_size: tuple[int, int],
+                 pos_fit: Literal['resize', 'crop'] = 'resize', **kwargs):
         super().__init__(*args, **kwargs)
+        self.pos_fit = pos_fit
         for name, size in zip(('rel_pos_h', 'rel_pos_w'), rel_pos_size, strict=True):
             table = torch.zeros(2 * size - 1, self.head_dim, device=self.proj.weight.device,
                                 dtype=self.proj.weight.dtype)
@@ -32,7 +38,10 @@ class RelativeBiasedAttention(BiasedAttention):
     def project(self, x: Tensor, columns: Columns = ALL_COLUMNS, hw: tuple[int, int] | None = None,
                 attn_mask: Tensor | None = None) -> Heads:
         heads = super().project(x, columns, attn_mask=attn_mask)
-        rel = relative_logits(heads.q, self.rel_pos_h, self.rel_pos_w, hw, columns)
+        tables = self.rel_pos_h, self.rel_pos_w
+        if self.pos_fit == 'crop' and hw is not None:
+            tables = (crop_table(table, size) for table, size in zip(tables, hw, strict=True))
+        rel = relative_logits(heads.q, *tables, hw, columns)
         return heads._replace(logit_bias=add(rel, heads.logit_bias))
 
     def fit_state_dict(self, state_dict: dict[str, Tensor], prefix: str = '') -> list[str]:
@@ -49,6 +58,12 @@ class RelativeBiasedAttention(BiasedAttention):
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         self.fit_state_dict(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def crop_table(table: Tensor, size: int) -> Tensor:
+    """table (2 S - 1, D) of distances -(S - 1)..S - 1 -> those of a side ``size`` <= S."""
+    margin = (len(table) + 1) // 2 - size
+    return table[margin:len(table) - margin] if margin > 0 else table
 
 
 def relative_logits(q: Tensor, rel_pos_h: Tensor, rel_pos_w: Tensor, hw: tuple[int, int] | None,

@@ -1,5 +1,4 @@
 from mmext.models.backbones import DMST, BiasPrunedViT, StructuredPrunedViT, TimmViT, ToST
-from mmext.models.data_preprocessors import build_masked_det_data_preprocessor
 from mmext.models.necks import SimpleFeaturePyramid
 
 __all__ = [
@@ -9,5 +8,4 @@ __all__ = [
     'StructuredPrunedViT',
     'TimmViT',
     'ToST',
-    'build_masked_det_data_preprocessor',
 ]

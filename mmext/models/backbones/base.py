@@ -140,7 +140,8 @@ class TokenBackbone(BaseModule):
     def format_output(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """Tokens x (B, N, C) to ``out_type``; the last h*w tokens are the patches.
 
-        valid (B, h*w) keeps padding out of the mean of 'avg_featmap'.
+        valid (B, h*w) keeps padding out of the mean of 'avg_featmap', and makes it zero in
+        'featmap'.
         """
         if self.out_type == 'raw':
             return x
@@ -148,6 +149,8 @@ class TokenBackbone(BaseModule):
             return x[:, 0]
         x = x[:, x.shape[1] - hw[0] * hw[1]:]
         if self.out_type == 'featmap':
+            if valid is not None:  # necks know padding by it
+                x = x * valid.unsqueeze(-1)
             return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *hw).contiguous()
         if valid is None:
             return x.mean(1)

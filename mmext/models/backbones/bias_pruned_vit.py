@@ -208,7 +208,11 @@ class BiasPrunedViT(TokenBackbone):
             number of tokens; a number, (r, inflect) or one entry a block.
         tome_prop_attn: log of the token sizes on the logits.
         tome_rank_by_size: with it, rank the columns by b + log size instead of b.
-        use_valid_mask: keep padding (fourth input channel) out of the attention.
+        use_valid_mask: keep padding (fourth input channel) out of the attention; in feature maps
+            it is zero.
+        pos_fit: another grid than that of ``img_size`` gets its (relative) positions by 'resize', as
+            classifiers do, or by 'crop': those of the upper left corner, so that an image on a
+            smaller canvas keeps the positions it has on the full one. A larger grid is resized.
         trainable: 'all', or 'attn' for the attention modules alone.
         drop_path_rate: stochastic depth, linear over the blocks.
         drop_rate, attn_drop_rate: dropout of projections, of attention weights.
@@ -233,7 +237,8 @@ class BiasPrunedViT(TokenBackbone):
                  global_blocks: Sequence[int] | None = None, rel_pos: bool = False,
                  tome_r: int | Sequence | None = 0, tome_prop_attn: bool = True,
                  tome_rank_by_size: bool = False,
-                 use_valid_mask: bool = False, trainable: Literal['all', 'attn'] = 'all',
+                 use_valid_mask: bool = False, pos_fit: Literal['resize', 'crop'] = 'resize',
+                 trainable: Literal['all', 'attn'] = 'all',
                  drop_path_rate: float = 0.0, drop_rate: float = 0.0, attn_drop_rate: float = 0.0,
                  frozen_stages: int = -1, with_cp: bool = False,
                  init_cfg: dict | list | None = None):
@@ -248,6 +253,9 @@ class BiasPrunedViT(TokenBackbone):
         windowed = set(range(depth)) - set(
             resolve_indices(global_blocks, depth)) if window_size else set()
         tome_r = merge_schedule(tome_r or 0, depth)
+        if pos_fit not in ('resize', 'crop'):
+            raise ValueError(f"pos_fit={pos_fit!r} must be 'resize' or 'crop'")
+        self.pos_fit = pos_fit
         self._check(with_cls_token, patch_stem, pos_init, fc_norm, final_norm, num_qk_free,
                     windowed, rel_pos, tome_r, trainable)
 
@@ -285,7 +293,8 @@ class BiasPrunedViT(TokenBackbone):
             side = (window_size, window_size) if i in windowed else self.grid
             layer = (
                 with_options(QueryKeyFreeAttention, **attn) if free else
-                with_options(RelativeBiasedAttention, rel_pos_size=side, **attn) if rel_pos else
+                with_options(RelativeBiasedAttention, rel_pos_size=side, pos_fit=pos_fit, **attn)
+                if rel_pos else
                 with_options(BiasedAttention, **attn))
             self.blocks.append(BiasedBlock(
                 dim, heads, qkv_bias=spec.get('qkv_bias', True), qk_norm=qk_norm and not free,
@@ -394,10 +403,18 @@ class BiasPrunedViT(TokenBackbone):
         x = self.patch_embed(x).contiguous()
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1).to(x.dtype), x], 1)
-        x = x + resize_position_grid(self.pos_embed, self.grid, hw, self.num_prefix_tokens)
+        x = x + self.positions(hw)
         if not self.use_valid_mask or valid is None:
             return x, hw, None
         return x, hw, F.pad(valid, (self.num_prefix_tokens, 0), value=True)
+
+    def positions(self, hw: tuple[int, int]) -> Tensor:
+        """Positions (1, prefix + h * w, C) of a grid."""
+        count = self.num_prefix_tokens
+        if self.pos_fit == 'resize' or hw[0] > self.grid[0] or hw[1] > self.grid[1]:
+            return resize_position_grid(self.pos_embed, self.grid, hw, count)
+        grid = self.pos_embed[:, count:].unflatten(1, self.grid)[:, :hw[0], :hw[1]]
+        return torch.cat([self.pos_embed[:, :count], grid.flatten(1, 2)], 1)
 
     def passes(self, x: Tensor, layers: Iterable[int] = (), stop: int | None = None
                ) -> Iterator[BlockPass]:

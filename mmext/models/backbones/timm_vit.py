@@ -175,6 +175,8 @@ class TimmViT(TokenBackbone):
         """A map (B, C, h, w), or (map, prefix tokens), to ``out_type``."""
         feature, prefix = found if isinstance(found, tuple) else (found, None)
         if self.out_type == 'featmap':
+            if self.use_valid_mask and valid is not None:  # necks know padding by it
+                feature = feature * valid.unflatten(1, hw)[:, None]
             return feature.contiguous()
         if self.out_type == 'cls_token':
             return prefix[:, 0]

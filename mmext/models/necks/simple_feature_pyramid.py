@@ -52,6 +52,9 @@ class SimpleFeaturePyramid(BaseModule):
         strides: what anchor generators and RoI extractors of the config assume; checked
             against the strides that come out.
         norm_cfg: norm of every conv, ``None`` for convs with bias and no norm.
+        masked: the backbone's map is zero where there is padding: no level reads it, and every
+            map handed on is zero there too. The image's own cells then do not depend on the
+            canvas.
         init_cfg: mmengine's initialization.
 
     Raises:
@@ -67,6 +70,7 @@ class SimpleFeaturePyramid(BaseModule):
         in_stride: int = 16,
         strides: Sequence[int] | None = None,
         norm_cfg: dict | None = LAYER_NORM,
+        masked: bool = False,
         init_cfg: dict | None = None,
     ):
         super().__init__(init_cfg)
@@ -94,6 +98,8 @@ class SimpleFeaturePyramid(BaseModule):
                 f'{self.strides}. Set in_stride to the patch size of the backbone and the same '
                 'strides in anchor_generator and featmap_strides')
         self.in_channels = in_channels
+        self.scale_factors = scale_factors
+        self.masked = masked
         self.num_extra = num_outs - len(scale_factors)
 
         def norm(channels: int) -> list[nn.Module]:
@@ -138,10 +144,30 @@ class SimpleFeaturePyramid(BaseModule):
                 f'SimpleFeaturePyramid(in_channels={self.in_channels}) got a map of shape '
                 f"{tuple(x.shape)}; it needs (B, {self.in_channels}, h, w): out_type='featmap' in "
                 'the backbone and its width as in_channels')
-        outs = [level(x).contiguous() for level in self.levels]
+        if self.masked:
+            outs = [self.run_masked(level, scale, x).contiguous()
+                    for level, scale in zip(self.levels, self.scale_factors, strict=True)]
+        else:
+            outs = [level(x).contiguous() for level in self.levels]
         for _ in range(self.num_extra):
             outs.append(nn.functional.max_pool2d(outs[-1], 1, stride=2))
         return tuple(outs)
+
+
+    @staticmethod
+    def run_masked(level: nn.Sequential, scale: float, x: Tensor) -> Tensor:
+        """A level whose 3x3 convolution and pooling do not read cells that are zero in ``x``."""
+        valid = (x != 0).any(1, keepdim=True)
+        if scale == 0.5:  # the pool's own border is -inf
+            x = x.masked_fill(~valid, float('-inf'))
+            valid = nn.functional.max_pool2d(valid.to(x.dtype), 2, 2, ceil_mode=True) > 0
+        elif scale > 1:
+            valid = valid.repeat_interleave(int(scale), 2).repeat_interleave(int(scale), 3)
+        for layer in level:
+            if isinstance(layer, nn.Conv2d):
+                x = x.masked_fill(~valid, 0)
+            x = layer(x)
+        return x.masked_fill(~valid, 0)
 
 
 def output_strides(

@@ -8,7 +8,10 @@ image to the backbone, which strips it. No detector class needs to know.
 from mmdet.models.data_preprocessors import DetDataPreprocessor
 from torch import Tensor
 
+from mmext.registry import MODELS
 
+
+@MODELS.register_module()
 class MaskedDetDataPreprocessor(DetDataPreprocessor):
     """Appends a channel that is 1 where there is image and 0 where there is padding.
 
@@ -19,11 +22,22 @@ class MaskedDetDataPreprocessor(DetDataPreprocessor):
 
     Padding comes after normalization, so ``pad_value=0`` is the mean color, as in ViTDet.
 
-    Arguments are those of ``DetDataPreprocessor``.
+    Args:
+        val_pad_size_divisor: ``pad_size_divisor`` of validation and test; None takes that of
+            training. With the patch size an image costs what its own tokens cost, not what a
+            square canvas does.
+        kwargs: of ``DetDataPreprocessor``.
     """
+
+    def __init__(self, *args, val_pad_size_divisor: int | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.train_pad_size_divisor = self.pad_size_divisor
+        self.val_pad_size_divisor = val_pad_size_divisor or self.pad_size_divisor
 
     def forward(self, data: dict, training: bool = False) -> dict:
         """As mmdet's, with ``inputs`` (B, 4, H, W) in place of (B, 3, H, W)."""
+        self.pad_size_divisor = (self.train_pad_size_divisor if training
+                                 else self.val_pad_size_divisor)
         shapes = [tuple(image.shape[-2:]) for image in data['inputs']]
         data = super().forward(data, training)
         images, samples = data['inputs'], data['data_samples']

@@ -1,0 +1,1 @@
+"""What detectors need beside backbone and neck; imports mmdet, hence only when asked for."""

@@ -1,0 +1,139 @@
+"""A detector with the padding mask gives an image the same result on any canvas."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from detection_helpers import MASKED, build, fake_batch, small_config
+from mmdet.models import RPNHead, SingleRoIExtractor
+from mmengine.config import Config
+
+from mmext.models import SimpleFeaturePyramid
+from mmext.models.detection.padding import MaskedRoIExtractor, MaskedRPNHead, extend_border
+
+DMST = 'mask-rcnn_dmst-s_sfp_lsj-100e_coco.py'
+WIN = dict(window_size=3, rel_pos=True)
+
+
+def shaken(model):
+    """Zero biases and unit norms would hide what padding turns into."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if 'rpn' not in name and 'roi_head' not in name:
+                parameter.add_(.1 * torch.randn(parameter.shape, generator=generator))
+            elif name.endswith('bias'):
+                parameter.add_(.3 * torch.rand(parameter.shape, generator=generator))
+        for name, buffer in model.named_buffers():
+            if name.endswith('running_mean'):
+                buffer.add_(.2)
+    return model.eval()
+
+
+def predict(model, divisor, sizes=((100, 128), (128, 71))):
+    model.data_preprocessor.val_pad_size_divisor = divisor
+    results = []
+    for i, size in enumerate(sizes):
+        batch = fake_batch((size,), (1,), seed=i)
+        with torch.no_grad():
+            data = model.data_preprocessor(batch, False)
+            results.append((model(**data, mode='predict')[0].pred_instances,
+                            tuple(data['inputs'].shape[-2:])))
+    return results
+
+
+@pytest.mark.parametrize('name, options', [
+    (MASKED, {}), (MASKED, WIN), (DMST, {})], ids=['deit', 'windows', 'dmst'])
+def test_detections_do_not_depend_on_the_canvas(name, options):
+    model = shaken(build(small_config(name, **options)))
+    square, own = predict(model, 128), predict(model, 16)
+    assert [canvas for _, canvas in square] == [(128, 128)] * 2
+    assert [canvas for _, canvas in own] == [(112, 128), (128, 80)]
+    for (a, _), (b, _) in zip(square, own, strict=True):
+        assert len(a) == len(b) > 0
+        torch.testing.assert_close(a.bboxes, b.bboxes, atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(a.scores, b.scores, atol=1e-4, rtol=1e-4)
+        assert torch.equal(a.labels, b.labels)
+        assert (a.masks != b.masks).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize('part', ['neck', 'rpn_head', 'roi_head', 'backbone'])
+def test_each_part_is_needed(part):
+    """Left as mmdet or the paper has it, any one of them lets the canvas show."""
+    cfg = small_config(MASKED)
+    if part == 'neck':
+        cfg.model.neck.masked = False
+    elif part == 'rpn_head':
+        cfg.model.rpn_head.type = 'RPNHead'
+    elif part == 'roi_head':
+        cfg.model.roi_head.bbox_roi_extractor.type = 'SingleRoIExtractor'
+    else:
+        cfg.model.backbone.pos_fit = 'resize'
+    model = shaken(build(cfg))
+    # 96 rows are whole patches: RoIAlign's samples beyond the image's last row are padding
+    (a, _), = predict(model, 128, ((96, 128),))
+    (b, _), = predict(model, 16, ((96, 128),))
+    assert len(a) != len(b) or (a.bboxes - b.bboxes).abs().max() > 1e-3 or (
+        a.scores - b.scores).abs().max() > 1e-4
+
+
+def test_batch_of_unlike_sizes_is_padded_to_its_largest():
+    model = shaken(build(small_config(MASKED)))
+    model.data_preprocessor.val_pad_size_divisor = 16
+    batch = fake_batch(((70, 128), (100, 60)), (1, 1))
+    data = model.data_preprocessor(copy.deepcopy(batch), False)
+    assert data['inputs'].shape[-2:] == (112, 128)
+    with torch.no_grad():
+        together = [sample.pred_instances for sample in model(**data, mode='predict')]
+        for i, want in enumerate(together):
+            one = {key: value[i:i + 1] for key, value in copy.deepcopy(batch).items()}
+            alone = model(**model.data_preprocessor(one, False), mode='predict')[0].pred_instances
+            torch.testing.assert_close(alone.scores, want.scores, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(alone.bboxes, want.bboxes, atol=1e-3, rtol=1e-4)
+
+
+def test_training_keeps_the_square_canvas():
+    model = build(small_config(MASKED))
+    data = model.data_preprocessor(fake_batch(), True)
+    assert data['inputs'].shape[-2:] == (128, 128)
+    losses = model(**data, mode='loss')
+    total, _ = model.parse_losses(losses)
+    total.backward()
+    assert total.isfinite()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters()
+               if p.requires_grad)
+
+
+def test_without_padding_the_parts_are_mmdets_and_the_plain_pyramid():
+    torch.manual_seed(0)
+    cfg = small_config(MASKED).model
+    x = torch.randn(1, 32, 8, 8)
+    plain = SimpleFeaturePyramid(32, 16)
+    masked = SimpleFeaturePyramid(32, 16, masked=True)
+    masked.load_state_dict(plain.state_dict())
+    maps = plain(x)
+    for a, b in zip(masked(x), maps, strict=True):
+        torch.testing.assert_close(a, b)
+    head = Config(dict(cfg.rpn_head)).to_dict()
+    head.pop('type')
+    test_cfg = cfg.test_cfg.rpn
+    ours, theirs = (kind(**head, train_cfg=cfg.train_cfg.rpn, test_cfg=test_cfg)
+                    for kind in (MaskedRPNHead, RPNHead))
+    theirs.load_state_dict(ours.state_dict())
+    for a, b in zip(ours(maps), theirs(maps), strict=True):
+        for one, other in zip(a, b, strict=True):
+            torch.testing.assert_close(one, other)
+    extractor = dict(cfg.roi_head.bbox_roi_extractor)
+    extractor.pop('type')
+    rois = torch.tensor([[0, 3., 5., 60., 90.], [0, 0., 0., 128., 128.]])
+    torch.testing.assert_close(
+        MaskedRoIExtractor(**extractor)(maps[:4], rois),
+        SingleRoIExtractor(**extractor)(maps[:4], rois))
+
+
+def test_border_is_extended_by_replication():
+    x = torch.randn(1, 3, 4, 5)
+    padded = F.pad(x, (0, 3, 0, 2))
+    want = F.pad(F.pad(x, (0, 1, 0, 1), mode='replicate'), (0, 2, 0, 1))
+    assert torch.equal(extend_border(padded), want)
