@@ -210,7 +210,7 @@ class BiasPrunedViT(TokenBackbone):
         tome_rank_by_size: with it, rank the columns by b + log size instead of b.
         use_valid_mask: keep padding (fourth input channel) out of the attention; in feature maps
             it is zero.
-        pos_fit: another grid than that of ``img_size`` gets its (relative) positions by 'resize', as
+        pos_fit: another grid than that of ``img_size`` gets its positions by 'resize', as
             classifiers do, or by 'crop': those of the upper left corner, so that an image on a
             smaller canvas keeps the positions it has on the full one. A larger grid is resized.
         trainable: 'all', or 'attn' for the attention modules alone.
