@@ -246,7 +246,8 @@ def test_checkpoints(tmp_path, capsys):
     ('vit_tiny_patch16_224', dict(bias_init='ones'), 'bias_init'),
     ('vit_base_patch16_siglip_224', dict(SMALL, out_type='cls_token'), 'no class token'),
     ('beit_base_patch16_224', dict(SMALL, use_valid_mask=True), 'use_valid_mask=False'),
-    ('vit_tiny_patch16_224', dict(nonsense=1), 'nonsense')])
+    ('vit_tiny_patch16_224', dict(nonsense=1), 'nonsense'),
+    ('vit_tiny_patch16_224', dict(key_bias=False, keep_ratio=.5), 'key_bias=True')])
 def test_bad_options(name, options, message):
     with pytest.raises(ValueError, match=message):
         TimmViT(name, **options)
@@ -289,3 +290,10 @@ def test_intermediates(key):
         assert tensors['x_in'].shape == tensors['x_out'].shape == (1, tokens, 48)
     assert isinstance(ours.blocks[2].attn, BiasedAttention)
     torch.testing.assert_close(found[1]['x_out'], found[2]['x_in'])
+
+
+def test_plain_baseline_is_timms_model():
+    ours = TimmViT('vit_tiny_patch16_224', img_size=64, key_bias=False, **SMALL)
+    assert not ours.pruned_layers()
+    assert not any('key_bias' in name for name, _ in ours.named_parameters())
+    ours.set_keep_ratio(None)

@@ -49,6 +49,7 @@ class TimmViT(TokenBackbone):
         out_indices, out_type, frozen_stages, with_cp, init_cfg: see ``TokenBackbone``. In
             ``init_cfg=dict(type='Pretrained', checkpoint=FILE)`` any local file that timm's
             ``checkpoint_filter_fn`` of the family reads, or a checkpoint of an own run.
+        key_bias: False leaves timm's attention as it is: the plain baseline, nothing to prune.
         final_norm: the model's last norm on every output; None applies it unless ``out_type`` is
             'featmap'. Where it is not applied it does not exist.
         keep_ratio, keep_ratio_val, tau, tau_val: see ``BiasPrunedViT``; one entry a block. Blocks
@@ -70,7 +71,7 @@ class TimmViT(TokenBackbone):
     def __init__(self, model_name: str, patch_size: int | None = None,
                  img_size: int | Sequence[int] | None = None,
                  out_indices: int | Sequence[int] = -1, out_type: str = 'featmap',
-                 final_norm: bool | None = None,
+                 key_bias: bool = True, final_norm: bool | None = None,
                  keep_ratio: float | Sequence | Mapping | None = None,
                  keep_ratio_val: float | Sequence | Mapping | Literal['same'] | None = 'same',
                  tau: float | None = None, tau_val: float | Literal['same'] | None = 'same',
@@ -105,7 +106,8 @@ class TimmViT(TokenBackbone):
         if with_cp:
             vit.set_grad_checkpointing(True)
         self.embed_dim = vit.embed_dim
-        prune_attention(vit, None, keep_prefix, train_mode, val_mode, gather)
+        if key_bias:
+            prune_attention(vit, None, keep_prefix, train_mode, val_mode, gather)
         for layer in self.pruned_layers():
             if bias_init != 'tiny':
                 layer.bias_init = bias_init
@@ -140,6 +142,8 @@ class TimmViT(TokenBackbone):
 
     def set_rules(self, rules: Sequence[KeepRule], train: bool = True, val: bool = True) -> None:
         """One rule a block; blocks whose attention has windows have no layer to prune."""
+        if any(rule != KeepRule() for rule in rules) and not self.pruned_layers():
+            raise ValueError('columns are chosen by the key bias: pruning needs key_bias=True')
         for block, rule in zip(self.blocks, rules, strict=False):
             for module in block.modules():
                 if isinstance(module, BiasedAttention):
