@@ -1,4 +1,4 @@
-"""DMST-T: ToST body with DMSA; training options are in the configs that use it."""
+"""DMST-T: ToST with DMSA as its attention; training options are in the configs that use it."""
 
 model = dict(
     type='ImageClassifier',

@@ -1,4 +1,4 @@
-"""ImageNet-1k from scratch as ToST's code trains it, with DMST-T as the body.
+"""ImageNet-1k from scratch as ToST's code trains it, with DMST-T as the backbone.
 
 The configs that use it set the size and its drop path. For ToST the recipe is the official code's;
 that DMST is trained by it is our choice: its paper cites ToST's in the appendix and prints no
