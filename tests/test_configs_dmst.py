@@ -38,7 +38,8 @@ def test_builds_what_its_name_says(path):
     assert type(backbone).__name__.lower() == family
     assert backbone.embed_dim == {'t': 192, 's': 384, 'm': 512}[size] == model.head.in_channels
     assert model.head.num_classes == cfg.data_preprocessor.num_classes == CLASSES[dataset]
-    assert backbone.attn == {'dmst': 'dmsa', 'tost': 'tssa'}[family]
+    assert cfg.model.backbone.attn.type == {'dmst': 'mmext.DMSA', 'tost': 'mmext.TSSA'}[family]
+    assert type(backbone.blocks[0].attn).__name__ == {'dmst': 'DMSA', 'tost': 'TSSA'}[family]
     if family == 'dmst':
         options = backbone.blocks[0].attn.options
         want = variant[0] if variant else None

@@ -5,4 +5,4 @@ Softmax over the heads, the default everywhere else, is our departure.
 
 _base_ = './dmst-t_8xb128-400e_in1k.py'
 
-model = dict(backbone=dict(attn_cfg=dict(pi_norm='raw')))
+model = dict(backbone=dict(attn=dict(pi_norm='raw')))

@@ -1,5 +1,5 @@
-_base_ = '../_base_/recipes/tost_in1k.py'
+_base_ = './tost-t_8xb128-400e_in1k.py'
 
 model = dict(
-    backbone=dict(type='mmext.ToST', arch='small', drop_path_rate=0.05),  # ToST's README
+    backbone=dict(arch='small', drop_path_rate=0.05),  # ToST's README
     head=dict(in_channels=384))

@@ -2,5 +2,6 @@
 
 model = dict(
     type='ImageClassifier',
-    backbone=dict(type='mmext.DMST', arch='tiny', out_type='cls_token'),
+    backbone=dict(
+        type='mmext.DMST', arch='tiny', attn=dict(type='mmext.DMSA'), out_type='cls_token'),
     head=dict(type='LinearClsHead', num_classes=1000, in_channels=192))
