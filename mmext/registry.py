@@ -19,26 +19,29 @@ import mmext.compat
 
 mmext.compat.setup()
 
-# Classes that import mmdet: name -> module, imported when a config asks for one
-DETECTION = {
+# Classes that import mmdet or mmpretrain: name -> module, imported when a config asks for one
+ON_DEMAND = {
+    'FrozenLinearClsHead': 'mmext.models.frozen_linear_head',
+    'SVHN': 'mmext.datasets.svhn',
     'MaskedDetDataPreprocessor': 'mmext.models.detection.data_preprocessor',
     'MaskedRPNHead': 'mmext.models.detection.padding',
     'MaskedRoIExtractor': 'mmext.models.detection.padding',
 }
 
 
-class ModelRegistry(Registry):
+class OnDemandRegistry(Registry):
     """mmengine's, with classes whose modules are imported at their first look-up."""
 
     def get(self, key: str):
-        module = DETECTION.get(key.removeprefix('mmext.'))
+        module = ON_DEMAND.get(key.removeprefix('mmext.'))
         if module is not None:
             importlib.import_module(module)
         return super().get(key)
 
 
-MODELS = ModelRegistry('model', scope='mmext', parent=MMENGINE_MODELS, locations=['mmext.models'])
-DATASETS = Registry(
+MODELS = OnDemandRegistry(
+    'model', scope='mmext', parent=MMENGINE_MODELS, locations=['mmext.models'])
+DATASETS = OnDemandRegistry(
     'dataset', scope='mmext', parent=MMENGINE_DATASETS, locations=['mmext.datasets'])
 TRANSFORMS = Registry(
     'transform', scope='mmext', parent=MMENGINE_TRANSFORMS, locations=['mmext.datasets'])

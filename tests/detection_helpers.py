@@ -162,5 +162,5 @@ def small_run(name, data_root, work_dir, jitter=False, **backbone):
         cfg.model.train_cfg.rcnn.sampler.num = 100000
     cfg.optim_wrapper.type = 'OptimWrapper'
     cfg.default_hooks.pop('visualization')
-    cfg.custom_hooks = []
+    cfg.default_hooks.pop('artifacts')
     return cfg

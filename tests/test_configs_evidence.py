@@ -6,7 +6,7 @@ import pytest
 import torch
 from detection_helpers import build, fake_batch, losses_of
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope, init_default_scope
+from mmengine.registry import MODELS, init_default_scope
 
 import mmext.registry  # noqa: F401  (before mmpretrain)
 from mmext.cli.launch import load_config
@@ -17,10 +17,7 @@ CLASSIFIERS = [path for path in CONFIGS if 'cifar10' in path.stem]
 DETECTORS = [path for path in CONFIGS if path not in CLASSIFIERS]
 
 
-@pytest.fixture(autouse=True)
-def scope():
-    yield
-    DefaultScope._instance_dict.clear()
+pytestmark = pytest.mark.usefixtures('clean_scope')
 
 
 def without_weights(path):

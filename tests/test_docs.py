@@ -76,14 +76,49 @@ def test_every_report_has_its_tests():
 
 @pytest.mark.parametrize('doc', DOCS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_options_exist(doc):
-    for _, text in blocks(doc, 'bash'):
-        for command in commands(text):
-            tool = re.search(r'python (tools/\S+\.py)', command)
-            if tool is None:
-                continue
-            shown = help_of(tool.group(1))
-            for option in re.findall(r'(?<=\s)(--[a-z][\w-]*)', command.split(tool.group(1))[1]):
-                assert re.search(rf'(?<![\w-]){option}(?![\w-])', shown), f'{command}: {option}'
+    found = [command for _, text in blocks(doc, 'bash') for command in commands(text)]
+    found += re.findall(r'`(python tools/[^`\n]+)`', doc.read_text())
+    for command in found:
+        tool = re.search(r'python (tools/\S+\.py)', command)
+        if tool is None:
+            continue
+        shown = help_of(tool.group(1))
+        for option in re.findall(r'(?<=\s)(--[a-z][\w-]*)', command.split(tool.group(1))[1]):
+            assert re.search(rf'(?<![\w-]){option}(?![\w-])', shown), f'{command}: {option}'
+
+
+def test_every_table_and_figure_has_its_line():
+    """In docs/papers.md and docs/results.md, by the papers' own numbers."""
+    def numbered(text, kind):
+        spans = re.findall(rf'(?m)^\| (?:DMSA, )?{kind} ([^|]+) \|', text)
+        for first, last in re.findall(r'(\w+)(?:–(\w+))?', ' '.join(spans)):
+            yield from [first] if not last else map(str, range(int(first), int(last) + 1))
+    papers = (ROOT / 'docs/papers.md').read_text().split('\n## ')
+    results = (ROOT / 'docs/results.md').read_text().split('\n## ')
+    for page in (papers[1], results[2]):
+        assert set(numbered(page, 'Table')) == {str(i) for i in range(1, 13)}
+        assert set(numbered(page, 'Fig.')) == {str(i) for i in range(3, 22)}
+    assert set(numbered(papers[2], 'Table')) == {'I', 'II', 'III'}
+    assert set(numbered(papers[2], 'Fig.')) == {'4', '5', '6'}
+
+
+def test_published_columns_hold_what_is_printed():
+    """Every decimal of the bias paper's tables is in docs/results.md, and none beside them."""
+    section = (ROOT / 'docs/results.md').read_text().split('\n## ')[2]
+    rows = [line.split('|') for line in section.splitlines() if line.startswith('| Table')]
+    found = {n for row in rows for n in re.findall(r'\d+\.\d+', row[2] + row[3])}
+    printed = re.findall(r'\S+', '''
+        485.60 331.17 1171.68 1017.25 43.3 38.7 42.7 38.1 80.04 93.30 79.66 93.18 49.55 79.70
+        92.30 80.48 79.08 92.90 78.40 92.82 78.56 93.14 48.00 80.12 92.54 78.50 92.40 61.58 78.76
+        91.92 70.09 78.74 92.94 78.68 92.80 79.58 92.62 78.44 92.42 50.00''')
+    assert found - {'1.0'} == set(printed)  # 1.0: clipping and CutMix of Table 5
+
+
+def test_cells_of_the_readme_are_short():
+    text = (ROOT / 'README.md').read_text()
+    cells = [cell.split() for line in text.splitlines() if line.startswith('|')
+             for cell in line.strip('|').split('|')]
+    assert len(cells) > 50 and max(map(len, cells)) <= 30
 
 
 @pytest.mark.parametrize('doc', [d for d in DOCS if any(m == 'run' for m, _ in blocks(d))],

@@ -11,8 +11,9 @@ default_hooks = dict(
         save_best='auto',
         rule='greater'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='VisualizationHook', enable=False))
-custom_hooks = [dict(type='mmext.RunArtifactsHook')]
+    visualization=dict(type='VisualizationHook', enable=False),
+    # metrics.json, curves.png and predictions.png; here, custom_hooks of your own leave it in
+    artifacts=dict(type='mmext.RunArtifactsHook'))
 
 env_cfg = dict(
     cudnn_benchmark=True,

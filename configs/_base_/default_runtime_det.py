@@ -11,8 +11,9 @@ default_hooks = dict(
         save_best='coco/bbox_mAP',
         rule='greater'),
     sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='DetVisualizationHook'))
-custom_hooks = [dict(type='mmext.RunArtifactsHook')]
+    visualization=dict(type='DetVisualizationHook'),
+    # metrics.json, curves.png and predictions.png; here, custom_hooks of your own leave it in
+    artifacts=dict(type='mmext.RunArtifactsHook'))
 
 env_cfg = dict(
     cudnn_benchmark=False,  # the RoI heads see another number of regions every time

@@ -5,7 +5,4 @@ _base_ = [
     '../_base_/default_runtime_cls.py',
 ]
 
-custom_hooks = [
-    dict(type='mmext.PretrainedHeadHook', checkpoint={{_base_.checkpoint}}),
-    dict(type='mmext.RunArtifactsHook'),
-]
+custom_hooks = [dict(type='mmext.PretrainedHeadHook', checkpoint={{_base_.checkpoint}})]

@@ -5,10 +5,9 @@ _base_ = [
     '../_base_/default_runtime_cls.py',
 ]
 
+# only the attention modules train, as in the paper; the head keeps MAE's weights
+model = dict(backbone=dict(trainable='attn'), head=dict(type='mmext.FrozenLinearClsHead'))
 # MAE fine-tunes without repeated augmentation
 train_dataloader = dict(
     batch_size=64, sampler=dict(_delete_=True, type='DefaultSampler', shuffle=True))
-custom_hooks = [
-    dict(type='mmext.PretrainedHeadHook', checkpoint={{_base_.checkpoint}}),
-    dict(type='mmext.RunArtifactsHook'),
-]
+custom_hooks = [dict(type='mmext.PretrainedHeadHook', checkpoint={{_base_.checkpoint}})]

@@ -5,7 +5,8 @@ _base_ = [
     '../_base_/default_runtime_cls.py',
 ]
 
-# Mixup .2, CutMix 1.0 and smoothing .1 are the paper's; drop path (here .1, DeiT's) is not named
+# Mixup .2, CutMix 1.0 and smoothing .1 are the paper's; drop path .1 and the sizes of Ti and S,
+# which it does not name, are DeiT's: our choice
 model = dict(
     backbone=dict(init_cfg=None),
     head=dict(num_classes=100),

@@ -2,4 +2,4 @@
 
 _base_ = './dmst-t_1xb256-200e_cifar10.py'
 
-model = dict(backbone=dict(attn_cfg=dict(sparse_dim='token')))
+model = dict(backbone=dict(attn=dict(sparse_dim='token')))

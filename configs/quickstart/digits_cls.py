@@ -62,6 +62,6 @@ val_cfg = test_cfg = dict()
 
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
-    checkpoint=dict(type='mmext.SafeCheckpointHook', interval=1, max_keep_ckpts=1))
-custom_hooks = [dict(type='mmext.RunArtifactsHook', num_images=24, columns=8)]
+    checkpoint=dict(type='mmext.SafeCheckpointHook', interval=1, max_keep_ckpts=1),
+    artifacts=dict(type='mmext.RunArtifactsHook', num_images=24, columns=8))
 randomness = dict(seed=0)

@@ -154,7 +154,7 @@ val_cfg = test_cfg = dict()
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
     checkpoint=dict(
-        type='mmext.SafeCheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1))
-custom_hooks = [dict(type='mmext.RunArtifactsHook')]
+        type='mmext.SafeCheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
+    artifacts=dict(type='mmext.RunArtifactsHook'))
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)

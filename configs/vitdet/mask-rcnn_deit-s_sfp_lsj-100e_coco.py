@@ -1,8 +1,9 @@
 """The paper's baseline: Mask R-CNN on DeiT-S, every block global, no relative positions.
 
 485.60 + 686.08 = 1171.68 GFLOPs at 1024²; box AP 43.3, mask AP 38.7 in the paper.
-From the paper: official DeiT-S as start, no class token, learned positions resized from 14² to
-64², activation checkpointing. Our choice: drop-path .1 (ViTDet's for ViT-B), no key bias.
+From the paper: official DeiT-S as start. Inferred from its FLOPs: every block global, no relative
+positions, no class token. Our choice: learned positions resized from 14² to 64², activation
+checkpointing, drop-path .1 (ViTDet's for ViT-B).
 """
 
 _base_ = [

@@ -17,7 +17,7 @@ model = dict(
     backbone=dict(
         type='mmext.DMST',
         arch='small',
-        attn='dmsa',
+        attn=dict(type='mmext.DMSA'),
         out_type='featmap',
         drop_path_rate=0.05,
         with_cp=True,

@@ -6,10 +6,13 @@ import numpy as np
 from mmpretrain.datasets import BaseDataset
 from scipy.io import loadmat
 
+from mmext.registry import DATASETS
+
 URL = 'http://ufldl.stanford.edu/housenumbers'
 PARTS = ('train', 'test', 'extra')
 
 
+@DATASETS.register_module()
 class SVHN(BaseDataset):
     """SVHN format 2: 32 x 32 RGB digits from the original ``{train,test,extra}_32x32.mat`` files.
 

@@ -4,7 +4,6 @@ from mmext.engine.fsdp_strategy import FSDPStrategy
 from mmext.engine.hooks import SafeCheckpointHook
 from mmext.engine.layer_decay_constructor import LayerDecayOptimWrapperConstructor
 from mmext.engine.pretrained_head_hook import PretrainedHeadHook
-from mmext.engine.train_only_constructor import TrainOnlyOptimWrapperConstructor
 
 __all__ = [
     'CompileBackboneHook',
@@ -13,5 +12,4 @@ __all__ = [
     'PretrainedHeadHook',
     'RunArtifactsHook',
     'SafeCheckpointHook',
-    'TrainOnlyOptimWrapperConstructor',
 ]

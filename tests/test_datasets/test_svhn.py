@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 import pytest
-from mmengine.registry import init_default_scope
 from scipy.io import savemat
 from torchvision.datasets import SVHN as TorchvisionSVHN
 
@@ -22,9 +21,7 @@ def root(tmp_path):
     return tmp_path
 
 
-@pytest.fixture(autouse=True)
-def scope():
-    init_default_scope('mmpretrain')
+pytestmark = pytest.mark.usefixtures('mmpretrain_scope')
 
 
 def test_equals_torchvision(root, monkeypatch):

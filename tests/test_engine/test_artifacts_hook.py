@@ -1,8 +1,6 @@
 """What a run leaves in its work dir, against mmengine's own log and known images."""
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import cv2
@@ -16,17 +14,6 @@ from mmengine.structures import InstanceData
 from mmpretrain.structures import DataSample
 
 from mmext.engine import artifacts_hook as hooks
-
-
-@pytest.fixture(scope='module')
-def digits(root_dir, tmp_path_factory):
-    """12 canvases to train, 6 to validate, and the classification images."""
-    out = tmp_path_factory.mktemp('data') / 'digits'
-    subprocess.run(
-        [sys.executable, str(root_dir / 'tools' / 'dataset_converters' / 'digits.py'), '--out',
-         str(out), '--train', '12', '--val', '6', '--cls-copies', '1'],
-        check=True, capture_output=True)
-    return out
 
 
 def quickstart_config(root_dir, digits, work_dir, name):
@@ -44,7 +31,7 @@ def quickstart_config(root_dir, digits, work_dir, name):
         cfg.train_dataloader.batch_size = 2
         cfg.train_cfg = dict(by_epoch=False, max_iters=4, val_interval=2)
         cfg.default_hooks.checkpoint.interval = 2
-        cfg.custom_hooks = [dict(type='mmext.RunArtifactsHook', score_thr=0., num_images=4)]
+        cfg.default_hooks.artifacts.update(score_thr=0., num_images=4)
     else:
         cfg.train_dataloader.dataset.indices = 128
         cfg.val_dataloader.dataset.indices = 64
@@ -112,6 +99,16 @@ def test_failing_to_draw_is_a_warning(root_dir, digits, tmp_path, monkeypatch):
     assert read(tmp_path)['finished']
     log = next(tmp_path.glob('*/*.log')).read_text()
     assert 'could not collect images' in log and 'no ink left' in log
+
+
+def test_custom_hooks_of_a_user_leave_it_in(root_dir, digits, tmp_path):
+    cfg = quickstart_config(root_dir, digits, tmp_path, 'digits_cls')
+    cfg.custom_hooks = [dict(type='EMAHook')]
+    names = [type(hook).__name__ for hook in Runner.from_cfg(cfg).hooks]
+    assert names.count('RunArtifactsHook') == names.count('EMAHook') == 1
+    for scope in ('cls', 'det'):
+        runtime = Config.fromfile(root_dir / 'configs' / '_base_' / f'default_runtime_{scope}.py')
+        assert runtime.default_hooks.artifacts.type == 'mmext.RunArtifactsHook'
 
 
 def test_bad_arguments():

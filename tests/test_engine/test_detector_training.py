@@ -220,7 +220,7 @@ def test_jittered_run_with_everything_on(tmp_path):
     cfg = small_run(MASKED, data, tmp_path / 'run', jitter=True)
     cfg.model.test_cfg.rcnn.score_thr = 0.9999
     cfg.experiment_name = 'jitter'
-    cfg.custom_hooks = [dict(type='mmext.RunArtifactsHook')]
+    cfg.default_hooks.artifacts = dict(type='mmext.RunArtifactsHook')
     runner = run(cfg, 2)
     assert (tmp_path / 'run' / 'epoch_2.pth').exists()
     assert not list((tmp_path / 'run').glob('best*'))

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import VISBACKENDS, DefaultScope, init_default_scope
+from mmengine.registry import VISBACKENDS
 
 import mmext.registry  # noqa: F401
 from mmext.cli.config_check import check_config
@@ -42,12 +42,8 @@ randomness = dict(seed=0)
 
 
 @pytest.fixture(scope='module')
-def digits(root_dir, tmp_path_factory):
-    out = tmp_path_factory.mktemp('data') / 'digits'
-    subprocess.run(
-        [sys.executable, root_dir / 'tools' / 'dataset_converters' / 'digits.py', '--out', out,
-         '--train', '2', '--val', '2'], check=True, capture_output=True)
-    return out / 'classification'
+def digits(digits):
+    return digits / 'classification'
 
 
 def runtime(root_dir, *names):
@@ -122,14 +118,7 @@ def test_moving_average_and_compiled_backbone(root_dir, digits, tmp_path):
     torch.testing.assert_close(weight['plain'], weight['compiled'], atol=1e-5, rtol=1e-4)
 
 
-@pytest.fixture
-def scope():
-    init_default_scope('mmpretrain')
-    yield
-    DefaultScope._instance_dict.clear()
-
-
-@pytest.mark.usefixtures('scope')
+@pytest.mark.usefixtures('mmpretrain_scope')
 def test_mixins_name_things_that_exist(root_dir, tmp_path):
     for name in ('fsdp', 'deepspeed', 'compile', 'visualizers', 'ema'):
         config = tmp_path / f'{name}.py'

@@ -54,7 +54,9 @@ def test_vit_of_any_size_and_ratio(height, width, ratio, with_cls, seed):
     model, x = vit(seed, with_cls_token=with_cls), images(height, width, seed)
     model.set_keep_ratio(ratio)
     grid = (math.ceil(height / 8), math.ceil(width / 8))
-    for out in model(x):
+    outs = model(x)
+    assert len(outs) == 2
+    for out in outs:
         assert out.shape == (2, 16, *grid) and out.is_contiguous() and out.isfinite().all()
     length = grid[0] * grid[1] + int(with_cls)
     pair = ratio if isinstance(ratio, tuple) else (ratio, ratio)
@@ -67,7 +69,9 @@ def test_vit_of_any_size_and_ratio(height, width, ratio, with_cls, seed):
 @torch.no_grad()
 def test_dmst_of_any_size(height, width, attn, seed):
     grid = (math.ceil(height / 8), math.ceil(width / 8))
-    for out in dmst(seed, attn)(images(height, width, seed)):
+    outs = dmst(seed, attn)(images(height, width, seed))
+    assert len(outs) == 2
+    for out in outs:
         assert out.shape == (2, 16, *grid) and out.is_contiguous() and out.isfinite().all()
 
 

@@ -160,13 +160,17 @@ def test_intermediates():
 def test_every_trainable_parameter_gets_a_gradient(options, with_cp):
     model = tiny(with_cp=with_cp, **options).train()
     sum(out.square().sum() for out in model(images())).backward()
-    without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert not without
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+    names = {name for name, _ in model.named_parameters()}
+    frozen = set()
     if options.get('trainable') == 'attn':
-        assert all('.attn.' in name for name, p in model.named_parameters() if p.requires_grad)
-        assert frozen
+        frozen = {name for name in names if '.attn.' not in name}
+    elif 'frozen_stages' in options:
+        frozen = {name for name in names if not name.startswith(('blocks.1.', 'norm.'))}
+    elif 'out_indices' in options:  # the block behind the last output
+        frozen = {name for name in names if name.startswith('blocks.1.')}
+    assert bool(frozen) == bool({'trainable', 'frozen_stages', 'out_indices'} & set(options))
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+    assert {name for name, p in model.named_parameters() if p.grad is None} == frozen
 
 
 def test_checkpointing_changes_nothing():

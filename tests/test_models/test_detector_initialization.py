@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from detection_helpers import PAIR, build, small_config
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS
 
 import mmext.registry  # noqa: F401  (before mmpretrain)
 
@@ -24,10 +24,7 @@ def under(prefix, state):
     return {prefix + name: value for name, value in state.items()}
 
 
-@pytest.fixture(autouse=True)
-def scope():
-    yield
-    DefaultScope._instance_dict.clear()
+pytestmark = pytest.mark.usefixtures('clean_scope')
 
 
 @pytest.fixture

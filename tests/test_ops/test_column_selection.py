@@ -48,7 +48,7 @@ def test_bad_ratios_name_themselves(value):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.floats(0.01, 1), st.integers(0, 2 ** 16), st.booleans())
 def test_top_k_is_the_k_largest(n, ratio, seed, ties):
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator(torch.get_default_device()).manual_seed(seed)
     bias = torch.randn(2, 3, n, generator=g)
     bias = bias.round() if ties else bias
     index, kept = top_k_columns(bias, ratio)
@@ -87,7 +87,8 @@ def test_protected_columns_come_first_within_k():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 30), st.floats(0.01, 1), st.integers(0, 2 ** 16))
 def test_threshold_is_the_smallest_prefix(n, tau, seed):
-    bias = torch.randn(1, 2, n, generator=torch.Generator().manual_seed(seed)).double() * 3
+    g = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    bias = torch.randn(1, 2, n, generator=g).double() * 3
     index, kept = threshold_columns(bias, tau)
     mask = columns_to_mask(index, kept, n)
     mass = bias.softmax(-1)

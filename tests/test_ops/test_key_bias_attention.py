@@ -19,7 +19,7 @@ from mmext.ops.key_bias_attention import _split
 
 
 def make(batch, heads, n, width, dtype=torch.float64, bias='random', seed=0):
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator(torch.get_default_device()).manual_seed(seed)
     qkv = torch.randn(batch, n, 3, heads, width, generator=g, dtype=torch.float64)
     b = {'random': torch.randn(batch, heads, n, generator=g, dtype=torch.float64),
          'equal': torch.full((batch, heads, n), 0.3, dtype=torch.float64),
@@ -116,7 +116,8 @@ def test_gather_before_projection_equals_after(with_bias, limit, monkeypatch):
 def test_half_precision_keeps_the_bias_accurate(dtype, form, scale):
     """With q = k = 0 the weights are softmax(b): what is left is the error of bias and values."""
     n = 1025
-    b = torch.randn(1, 2, n, generator=torch.Generator().manual_seed(0)) * scale + 100
+    g = torch.Generator(torch.get_default_device()).manual_seed(0)
+    b = torch.randn(1, 2, n, generator=g) * scale + 100
     v = torch.ones(1, 2, n, 64, dtype=dtype) * torch.linspace(0, 1, n)[:, None].to(dtype)
     zero = torch.zeros(1, 2, 3, 64, dtype=dtype)
     got = key_bias_attention(zero, torch.zeros_like(v), v, b, form=form).double()

@@ -24,7 +24,7 @@ def test_wrong_count_is_an_error():
 
 
 def test_sincos_is_the_closed_formula():
-    got = sincos_position_grid((3, 5), 16, num_prefix_tokens=1)[0].numpy()
+    got = sincos_position_grid((3, 5), 16, num_prefix_tokens=1)[0].cpu().numpy()
     assert (got[0] == 0).all()
     omega = 1 / 10000 ** (np.arange(4) / 4)
     for y in range(3):

@@ -29,7 +29,8 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 4e-3, torc
 
 
 def normal(seed, *shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    g = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=dtype)
 
 
 def some_valid(seed, batch, tokens):

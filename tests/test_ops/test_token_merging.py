@@ -34,7 +34,7 @@ def brute_force(x, metric, size, r, protected):
 
 @pytest.mark.parametrize('n, r, protected', [(10, 3, 0), (11, 4, 1), (17, 100, 1), (8, 4, 0)])
 def test_merge_equals_brute_force_over_two_layers(n, r, protected):
-    g = torch.Generator().manual_seed(n)
+    g = torch.Generator(torch.get_default_device()).manual_seed(n)
     x = torch.randn(2, n, 6, generator=g, dtype=torch.float64)
     size = torch.ones(2, n, dtype=torch.float64)
     source = torch.arange(n).expand(2, n)

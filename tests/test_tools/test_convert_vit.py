@@ -1,6 +1,5 @@
 """The converter as a user calls it: every layout into every other, by value."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -13,12 +12,8 @@ from mmext.models import BiasPrunedViT
 
 
 @pytest.fixture(scope='module')
-def tool(root_dir):
-    path = root_dir / 'tools' / 'model_converters' / 'convert_vit.py'
-    spec = importlib.util.spec_from_file_location('convert_vit', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(load_tool):
+    return load_tool('model_converters/convert_vit')
 
 
 @pytest.fixture(scope='module')

@@ -1,6 +1,5 @@
 """The one-command device check: finds errors, and runs where no OpenMMLab package is."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,12 +9,8 @@ import torch
 
 
 @pytest.fixture(scope='module')
-def tool(root_dir):
-    spec = importlib.util.spec_from_file_location(
-        'gpu_check_tool', root_dir / 'tools/dev/gpu_check.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(load_tool):
+    return load_tool('dev/gpu_check')
 
 
 @pytest.mark.parametrize('dtype', ['fp32', 'bf16', 'fp16'])

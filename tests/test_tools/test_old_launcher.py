@@ -1,6 +1,5 @@
 """Launchers that pass the local rank as an argument, in either spelling."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,10 +10,8 @@ import pytest
 @pytest.mark.parametrize('name', ['train', 'test'])
 @pytest.mark.parametrize('argument', [
     ['--local_rank=3'], ['--local-rank=3'], ['--local_rank', '3'], ['--local-rank', '3'], []])
-def test_both_spellings(root_dir, monkeypatch, name, argument):
-    spec = importlib.util.spec_from_file_location(name, root_dir / 'tools' / f'{name}.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_both_spellings(load_tool, monkeypatch, name, argument):
+    module = load_tool(name)
     monkeypatch.delenv('LOCAL_RANK', raising=False)
     files = ['config.py'] if name == 'train' else ['config.py', 'a.pth']
     monkeypatch.setattr(sys, 'argv', [f'{name}.py', *argument, *files, '--launcher', 'pytorch'])
@@ -23,10 +20,8 @@ def test_both_spellings(root_dir, monkeypatch, name, argument):
     assert os.environ['LOCAL_RANK'] == ('3' if argument else '0')
 
 
-def test_environment_of_torchrun_comes_first(root_dir, monkeypatch):
-    spec = importlib.util.spec_from_file_location('train', root_dir / 'tools' / 'train.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def test_environment_of_torchrun_comes_first(load_tool, monkeypatch):
+    module = load_tool('train')
     monkeypatch.setenv('LOCAL_RANK', '1')
     monkeypatch.setattr(sys, 'argv', ['train.py', 'config.py', '--launcher', 'pytorch'])
     module.parse_args()

@@ -1,13 +1,12 @@
 """The structured-pruning baseline: smaller, still a working DeiT, written and read back."""
 
-import importlib.util
 import json
 
 import pytest
 import timm
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope, init_default_scope
+from mmengine.registry import MODELS
 
 import mmext.registry  # noqa: F401
 from mmext.checkpoints import structured
@@ -16,12 +15,8 @@ TINY = 'deit_tiny_patch16_224'
 
 
 @pytest.fixture(scope='module')
-def tool(root_dir):
-    path = root_dir / 'tools/analysis_tools/structured_pruning.py'
-    spec = importlib.util.spec_from_file_location('structured_pruning_tool', path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(load_tool):
+    return load_tool('analysis_tools/structured_pruning')
 
 
 def test_clear_error_without_the_package(monkeypatch):
@@ -97,16 +92,13 @@ def pruned_small(tmp_path):
     return tmp_path / 'small.pth', model
 
 
+@pytest.mark.usefixtures('mmpretrain_scope')
 def test_finetuning_config(root_dir, pruned_small):
     path, model = pruned_small
     cfg = Config.fromfile(
         root_dir / 'configs/deit_bias/structured/deit-s-heads-pruned-0.3_8xb128-ft_in1k.py')
     cfg.model.backbone.checkpoint = str(path)
-    init_default_scope('mmpretrain')
-    try:
-        classifier = MODELS.build({**cfg.model, 'data_preprocessor': cfg.data_preprocessor})
-    finally:
-        DefaultScope._instance_dict.clear()
+    classifier = MODELS.build({**cfg.model, 'data_preprocessor': cfg.data_preprocessor})
     classifier.init_weights()
     classifier.eval()
     x = torch.rand(2, 3, 224, 224)

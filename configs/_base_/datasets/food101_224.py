@@ -1,46 +1,14 @@
-"""Food-101 at 224 pixels with the fine-tuning augmentation of ToST (official finetune.py).
+"""Food-101 at 224 pixels, otherwise as pets_224.py.
 
-torchvision's transforms, as there: random resized crop, flip, RandAugment(2, 14), no erasing;
-test images are squeezed to 224 x 224.
+The DMST paper adds this data set without naming a recipe; our choice is the one of the others.
 """
 
+_base_ = './pets_224.py'
+
 data_root = 'data/food-101'
-data_preprocessor = dict(
-    num_classes=101,
-    mean=[123.675, 116.28, 103.53],
-    std=[58.395, 57.12, 57.375],
-    to_rgb=False)  # images are RGB from NumpyToPIL on
-
-train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='NumpyToPIL', to_rgb=True),
-    dict(type='torchvision/RandomResizedCrop', size=224),
-    dict(type='torchvision/RandomHorizontalFlip', p=0.5),
-    dict(type='torchvision/RandAugment', num_ops=2, magnitude=14),
-    dict(type='PILToNumpy'),
-    dict(type='PackInputs'),
-]
-test_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='NumpyToPIL', to_rgb=True),
-    dict(type='torchvision/Resize', size=(224, 224)),
-    dict(type='PILToNumpy'),
-    dict(type='PackInputs'),
-]
-
-train_dataloader = dict(
-    batch_size=256,  # on one GPU
-    num_workers=8,
-    persistent_workers=True,
-    dataset=dict(
-        type='Food101', data_root=data_root, split='train', pipeline=train_pipeline),
-    sampler=dict(type='DefaultSampler', shuffle=True))
-val_dataloader = dict(
-    batch_size=256,
-    num_workers=8,
-    persistent_workers=True,
-    dataset=dict(type='Food101', data_root=data_root, split='test', pipeline=test_pipeline),
-    sampler=dict(type='DefaultSampler', shuffle=False))
-val_evaluator = dict(type='Accuracy', topk=(1, 5))
+data_preprocessor = dict(num_classes=101)
+train_dataloader = dict(dataset=dict(type='Food101', data_root=data_root, split='train'))
+val_dataloader = dict(dataset=dict(type='Food101', data_root=data_root))
 test_dataloader = val_dataloader
+val_evaluator = dict(topk=(1, 5))
 test_evaluator = val_evaluator

@@ -1,48 +1,19 @@
-"""SVHN at 224 pixels with the fine-tuning augmentation of ToST (official finetune.py).
-
-torchvision's transforms, as there: random resized crop, flip, RandAugment(2, 14), no erasing;
-test images are squeezed to 224 x 224.
+"""SVHN at 224 pixels, otherwise as cifar10_224.py.
 
 The DMST paper adds this data set without naming a recipe; our choice is the one of the others.
 Options: without flips  --cfg-options train_dataloader.dataset.pipeline.2.p=0
          extra images   --cfg-options train_dataloader.dataset.split=train+extra
 """
 
+_base_ = './cifar10_224.py'
+
 data_root = 'data/svhn'
-data_preprocessor = dict(
-    num_classes=10,
-    mean=[123.675, 116.28, 103.53],
-    std=[58.395, 57.12, 57.375],
-    to_rgb=False)  # images are RGB from the data set on
-
-train_pipeline = [
-    dict(type='NumpyToPIL'),
-    dict(type='torchvision/RandomResizedCrop', size=224),
-    dict(type='torchvision/RandomHorizontalFlip', p=0.5),
-    dict(type='torchvision/RandAugment', num_ops=2, magnitude=14),
-    dict(type='PILToNumpy'),
-    dict(type='PackInputs'),
-]
-test_pipeline = [
-    dict(type='NumpyToPIL'),
-    dict(type='torchvision/Resize', size=(224, 224)),
-    dict(type='PILToNumpy'),
-    dict(type='PackInputs'),
-]
-
 train_dataloader = dict(
-    batch_size=256,  # on one GPU
-    num_workers=8,
-    persistent_workers=True,
     dataset=dict(
-        type='mmext.SVHN', data_root=data_root, split='train', pipeline=train_pipeline),
-    sampler=dict(type='DefaultSampler', shuffle=True))
+        _delete_=True, type='mmext.SVHN', data_root=data_root, split='train',
+        pipeline={{_base_.train_pipeline}}))
 val_dataloader = dict(
-    batch_size=256,
-    num_workers=8,
-    persistent_workers=True,
-    dataset=dict(type='mmext.SVHN', data_root=data_root, split='test', pipeline=test_pipeline),
-    sampler=dict(type='DefaultSampler', shuffle=False))
-val_evaluator = dict(type='Accuracy', topk=(1, ))
+    dataset=dict(
+        _delete_=True, type='mmext.SVHN', data_root=data_root, split='test',
+        pipeline={{_base_.test_pipeline}}))
 test_dataloader = val_dataloader
-test_evaluator = val_evaluator

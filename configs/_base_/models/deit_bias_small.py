@@ -1,21 +1,8 @@
-"""DeiT-S with key bias (query-independent column weight), dense unless keep_ratio says otherwise.
+"""DeiT-S with key bias; as deit_bias_tiny.py."""
 
-Mixup, CutMix, label smoothing and drop path are DeiT's.
-"""
+_base_ = './deit_bias_tiny.py'
 
 checkpoint = 'https://dl.fbaipublicfiles.com/deit/deit_small_patch16_224-cd65a155.pth'
 model = dict(
-    type='ImageClassifier',
-    backbone=dict(
-        type='mmext.BiasPrunedViT',
-        arch='deit-small',
-        img_size=224,
-        out_type='cls_token',
-        drop_path_rate=0.1,
-        init_cfg=dict(type='Pretrained', checkpoint=checkpoint)),
-    head=dict(
-        type='LinearClsHead',
-        num_classes=1000,
-        in_channels=384,
-        loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original')),
-    train_cfg=dict(augments=[dict(type='Mixup', alpha=0.8), dict(type='CutMix', alpha=1.0)]))
+    backbone=dict(arch='deit-small', init_cfg=dict(checkpoint=checkpoint)),
+    head=dict(in_channels=384))

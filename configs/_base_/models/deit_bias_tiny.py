@@ -1,6 +1,6 @@
 """DeiT-Ti with key bias (query-independent column weight), dense unless keep_ratio says otherwise.
 
-Mixup, CutMix, label smoothing and drop path are DeiT's.
+Mixup, CutMix, label smoothing and drop path are DeiT's. Other sizes: the files beside this one.
 """
 
 checkpoint = 'https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth'

@@ -1,6 +1,5 @@
-"""DMST-M: ToST body with DMSA; training options are in the configs that use it."""
+"""DMST-M; as dmst_tiny.py."""
 
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(type='mmext.DMST', arch='medium', out_type='cls_token'),
-    head=dict(type='LinearClsHead', num_classes=1000, in_channels=512))
+_base_ = './dmst_tiny.py'
+
+model = dict(backbone=dict(arch='medium'), head=dict(in_channels=512))

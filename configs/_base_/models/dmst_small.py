@@ -1,6 +1,5 @@
-"""DMST-S: ToST body with DMSA; training options are in the configs that use it."""
+"""DMST-S; as dmst_tiny.py."""
 
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(type='mmext.DMST', arch='small', out_type='cls_token'),
-    head=dict(type='LinearClsHead', num_classes=1000, in_channels=384))
+_base_ = './dmst_tiny.py'
+
+model = dict(backbone=dict(arch='small'), head=dict(in_channels=384))

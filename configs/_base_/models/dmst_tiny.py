@@ -1,6 +1,7 @@
-"""DMST-T: ToST body with DMSA; training options are in the configs that use it."""
+"""DMST-T: ToST with DMSA as its attention; training options are in the configs that use it."""
 
 model = dict(
     type='ImageClassifier',
-    backbone=dict(type='mmext.DMST', arch='tiny', out_type='cls_token'),
+    backbone=dict(
+        type='mmext.DMST', arch='tiny', attn=dict(type='mmext.DMSA'), out_type='cls_token'),
     head=dict(type='LinearClsHead', num_classes=1000, in_channels=192))

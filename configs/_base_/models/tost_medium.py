@@ -2,4 +2,5 @@
 
 _base_ = './dmst_medium.py'
 
-model = dict(backbone=dict(type='mmext.ToST'))
+model = dict(
+    backbone=dict(type='mmext.ToST', attn=dict(_delete_=True, type='mmext.TSSA')))

@@ -2,7 +2,7 @@
 
 lr 5e-4 x 1,024 / 512 = 1e-3; 5 epochs of warm-up from 1e-6; cosine to 1e-5; no gradient clipping.
 No weight decay on one-dimensional parameters, class token and temperatures. The ToST paper itself
-states lr 2e-4 at batch 2,048: configs/tost/*_16xb128-400e_in1k.py. The DMST paper follows ToST.
+states lr 2e-4 at batch 2,048 (configs/tost/README.md). For DMST it is our choice.
 """
 
 # 1,281,167 images / 1,024 = 1,251 iterations an epoch

@@ -16,7 +16,4 @@ model = dict(
         checkpoint=checkpoint,
         drop_path_rate=0.1),
     head=dict(in_channels=268))  # floor(.7 x 384)
-custom_hooks = [
-    dict(type='mmext.PretrainedHeadHook', checkpoint=checkpoint),
-    dict(type='mmext.RunArtifactsHook'),
-]
+custom_hooks = [dict(type='mmext.PretrainedHeadHook', checkpoint=checkpoint)]

@@ -1,3 +1,0 @@
-_base_ = './deit-ti-bias_8xb128-ft_in1k.py'
-
-model = dict(backbone=dict(keep_ratio=(0.9, 0.7)))

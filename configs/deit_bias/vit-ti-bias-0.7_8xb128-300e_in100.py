@@ -1,3 +1,0 @@
-_base_ = './vit-ti-bias_8xb128-300e_in100.py'
-
-model = dict(backbone=dict(keep_ratio=0.7))

@@ -1,4 +1,0 @@
-_base_ = './vit-ti-bias_8xb128-300e_in100.py'
-
-# the last 6 blocks attend by key bias alone and have no query and key weights
-model = dict(backbone=dict(num_qk_free=6))

@@ -1,5 +1,0 @@
-"""Table II, TPSUSA: sparse token assignment and gated subspaces."""
-
-_base_ = './dmst-t_1xb256-ft-200e_svhn.py'
-
-model = dict(backbone=dict(attn_cfg=dict(sparse_dim='both')))
