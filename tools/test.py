@@ -12,6 +12,7 @@ from mmengine.model import is_model_wrapper
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmext.cli.checkpoint_check import check_fits
+from mmext.cli.config_walk import initial_weights
 from mmext.cli.launch import (
     ConfigError,
     build_runner,
@@ -87,7 +88,8 @@ def main():
         raise ConfigError('--tta and --show-dir exclude each other for classifiers: there is no '
                           'one image to draw on.')
     cfg.load_from = args.checkpoint
-    _no_pretrained(cfg.model)
+    for _, node, _ in list(initial_weights(cfg.model)):
+        node['init_cfg'] = None  # replaced by the checkpoint under test; may not even be here
     if args.show_dir:
         draw_predictions(cfg, args.show_dir)
     if args.tta:
@@ -104,20 +106,6 @@ def main():
     metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.dump(metrics, args.out)
-
-
-def _no_pretrained(node):
-    """The checkpoint under test replaces every initial one, which may not even be here."""
-    if isinstance(node, dict):
-        init = node.get('init_cfg')
-        if any(one.get('type') == 'Pretrained'
-               for one in (init if isinstance(init, (list, tuple)) else [init or {}])):
-            node['init_cfg'] = None
-        for value in node.values():
-            _no_pretrained(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            _no_pretrained(value)
 
 
 if __name__ == '__main__':
