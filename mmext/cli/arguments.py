@@ -30,6 +30,14 @@ def keep_ratio(text: str) -> float | tuple[float, ...] | None:
     return ratios[0] if len(ratios) == 1 else ratios
 
 
+def one_ratio(text: str) -> float:
+    """A keep ratio that is one number, an argparse type for what knows no layers."""
+    value = keep_ratio(text)
+    if not isinstance(value, float):
+        raise argparse.ArgumentTypeError(f'{text!r}: here a keep ratio is one number in (0, 1]')
+    return value
+
+
 def ratio_word(value: float | Sequence[float] | None) -> str:
     """The word that :func:`keep_ratio` reads as ``value``."""
     if value is None:
@@ -43,10 +51,9 @@ def add_keep_ratio(parser: argparse.ArgumentParser, several: bool = False, **opt
     A single one is absent from the namespace where it is not given (``'keep_ratio' in args``),
     since None is the value of ``none``.
     """
-    options.setdefault('default', argparse.SUPPRESS)
-    options.setdefault('help', RATIO_HELP + ' (default: what the config says)')
-    parser.add_argument('--keep-ratio', type=keep_ratio, metavar='R',
-                        nargs='+' if several else None, **options)
+    options = {'type': keep_ratio, 'default': argparse.SUPPRESS,
+               'help': RATIO_HELP + ' (default: what the config says)', **options}
+    parser.add_argument('--keep-ratio', metavar='R', nargs='+' if several else None, **options)
 
 
 class _Shape(argparse.Action):
