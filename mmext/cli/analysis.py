@@ -128,18 +128,6 @@ def make_dense(backbone: nn.Module) -> None:
         backbone.set_keep_ratio(None)
 
 
-def set_keep_ratio(backbone: nn.Module, value) -> None:
-    """``backbone.set_keep_ratio(value)``.
-
-    Raises:
-        ConfigError: the backbone does not prune.
-    """
-    if not hasattr(backbone, 'set_keep_ratio'):
-        raise ConfigError(f'--keep-ratio: backbone {type(backbone).__name__} does not prune; leave '
-                          'the option out')
-    backbone.set_keep_ratio(value)
-
-
 # ---------------------------------------------------------------------------------- the images
 
 

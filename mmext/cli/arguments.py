@@ -6,9 +6,16 @@ and mmengine afterwards, so that ``--help`` and typing errors answer at once.
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 RATIO_HELP = ('none (all columns), one ratio in (0, 1], first,last for a linear schedule over '
               'depth, or one number for each layer, separated by commas')
+
+
+def command_line(doc: str) -> argparse.ArgumentParser:
+    """A parser whose help is the text of a tool, and which takes no option by its beginning."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
 
 def keep_ratio(text: str) -> float | tuple[float, ...] | None:
@@ -117,9 +124,7 @@ def analysis_parser(doc: str, num_images: int, compare: bool = False, heads: boo
                     ) -> argparse.ArgumentParser:
     """The options of every tool that draws figures; ``num_images`` is the default of that option.
     """
-    from pathlib import Path
-    out = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out = command_line(doc)
     out.add_argument('config', help='config of a classifier or detector')
     out.add_argument(
         'checkpoint', nargs='?',

@@ -10,12 +10,12 @@ from mmext.cli.analysis import (
     chosen_heads,
     layers_of,
     report,
-    set_keep_ratio,
     shown_layers,
     subjects,
     under,
     write_figure,
 )
+from mmext.cli.launch import set_keep_ratio
 
 
 def parts(logits: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
