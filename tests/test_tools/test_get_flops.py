@@ -64,7 +64,7 @@ def test_modules_are_listed(tool, capsys, root_dir):
 @pytest.mark.parametrize('name,keep', [('', None), ('-bias-0.9-0.1', (.9, .1))])
 def test_small_detector_equals_formula(root_dir, name, keep):
     result = count_config(str(root_dir / MASK_RCNN.format(name)), (192, 256), proposals=20, boxes=5)
-    expected = flops.vitdet_macs((192, 256), *flops.VIT_ARCHS['deit-small'], keep_ratio=keep,
+    expected = flops.vitdet_macs((192, 256), *flops.vit_size('deit-small'), keep_ratio=keep,
                                  proposals=20, boxes=5)
     got = {part: values['gflops'] for part, values in result['parts'].items()}
     assert got == pytest.approx({part: flops.gflops(macs) for part, macs in expected.items()})
