@@ -84,6 +84,9 @@ class DictAction(argparse.Action):
     """mmengine's action of this name, imported when the option is given."""
 
     def __call__(self, parser, namespace, values, option_string=None):
+        for word in values:
+            if '=' not in word:
+                parser.error(f'{option_string}: {word!r} is not of the form KEY=VALUE')
         from mmengine.config import DictAction as OfMMEngine
         OfMMEngine(self.option_strings, self.dest, nargs=self.nargs)(
             parser, namespace, values, option_string)

@@ -16,8 +16,10 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def written_for_the_user(error: BaseException) -> bool:
-    """Whether the message is enough by itself: mmext's own errors, and bad values it refused."""
+    """Whether the message is enough by itself: mmext's own errors, bad values it refused, files."""
     if type(error).__module__.startswith('mmext.'):
+        return True
+    if isinstance(error, OSError) and error.filename:  # the system names the file and the reason
         return True
     where = traceback.extract_tb(error.__traceback__)
     ours = (osp.dirname(mmext.__file__), osp.dirname(osp.abspath(sys.argv[0])))
@@ -44,6 +46,11 @@ def one_clear_error(after_interrupt: str = ''):
     except KeyboardInterrupt:
         print('; '.join(filter(None, ('\ninterrupted', after_interrupt))), file=sys.stderr)
         raise SystemExit(130) from None
+    except SystemExit as end:
+        if not isinstance(end.code, str):
+            raise
+        print(f'error: {end.code.removeprefix("error: ")}', file=sys.stderr)
+        raise SystemExit(1) from None
     except Exception as error:
         cause = root_cause(error)
         if written_for_the_user(cause):
