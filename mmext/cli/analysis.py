@@ -202,7 +202,7 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
     bar = None
     if progress:
         print(f'{subject.label}: {len(infos)} images', file=sys.stderr)
-        bar = ProgressBar(len(infos), file=sys.stderr)
+        bar = ProgressBar(len(infos), file=sys.stderr) if sys.stderr.isatty() else None
     waiting, seen = [], set()
 
     def hand_on() -> Iterator[Batch]:

@@ -23,7 +23,7 @@ def written_for_the_user(error: BaseException) -> bool:
         return True
     where = traceback.extract_tb(error.__traceback__)
     ours = (osp.dirname(mmext.__file__), osp.dirname(osp.abspath(sys.argv[0])))
-    return isinstance(error, ValueError) and bool(where) and osp.abspath(
+    return isinstance(error, (ValueError, OSError)) and bool(where) and osp.abspath(
         where[-1].filename).startswith(ours)
 
 
@@ -53,6 +53,8 @@ def one_clear_error(after_interrupt: str = ''):
         raise SystemExit(1) from None
     except Exception as error:
         cause = root_cause(error)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # a progress bar may stand on this line
         if written_for_the_user(cause):
             if is_first_process():
                 print(f'error: {cause}', file=sys.stderr)

@@ -11,7 +11,7 @@ from mmengine.registry import MODELS, RUNNERS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
-import mmext.registry  # noqa: F401  (first: it prepares mmcv, mmdet and mmpretrain)
+import mmext.registry
 from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.clear_errors import one_clear_error  # noqa: F401  (for the tools)
 from mmext.compat import cpu
@@ -30,13 +30,13 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
         ConfigError: No such file, no valid Python, or no ``default_scope`` known to mmext.
     """
     if '::' not in path and not osp.exists(path):
-        near = {osp.basename(f): f for f in glob.glob(osp.join(osp.dirname(path) or '.', '*.py'))}
+        near = {osp.basename(f): f for f in glob.glob(osp.join(osp.dirname(path), '*.py'))}
         close = difflib.get_close_matches(osp.basename(path), near, n=1)
         hint = f' Did you mean {near[close[0]]!r}?' if close else ''
         raise ConfigError(f'config {path!r} does not exist.{hint}')
     try:
         cfg = get_config(path) if '::' in path else Config.fromfile(path)
-    except (SyntaxError, NameError, KeyError, FileNotFoundError, ValueError) as error:
+    except Exception as error:  # a config is a program: whatever it raises is about it
         hint = '' if '.mim' not in str(error) else (
             '. Configs are found by name (mmext::...) once mmext is installed: run '
             '`pip install -e .` in its checkout')
@@ -136,6 +136,7 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
         check_dataset_cfg(cfg, splits)
     cpu.init_process_group(cfg.launcher)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner.logger.info(mmext.compat.patched())
     refuse_damaged_images(runner)
     return runner
 

@@ -47,7 +47,8 @@ RATIO = [('cls.py --keep-ratio 2', "'2' is no keep ratio"), ('cls.py --keep-rati
 MISTAKES = {
     'analysis_tools/attention_maps': [*BIASED, ('cls.py --heads x', 'invalid int'), (
         'cls.py --images image.png --heads 9', 'the model has 2 heads')],
-    'analysis_tools/bias_correlation': [*BIASED, *RATIO, ('cls.py --keep-ratio 0.9,0.1', 'one num')],
+    'analysis_tools/bias_correlation': [
+        *BIASED, *RATIO, ('cls.py --keep-ratio 0.9,0.1', 'one number')],
     'analysis_tools/bias_decomposition': [*BIASED, *RATIO, (
         'cls.py --images image.png --keep-ratio 0.9,0.1,0.2', '2 layers')],
     'analysis_tools/keep_ratio_sweep': [*BIASED, *RATIO, (
@@ -68,10 +69,12 @@ MISTAKES = {
         ('layer --tokens 4 --repeat 1 --only plain --json file/x', 'file'),
         ('layer --tokens many', 'many')],
     'analysis_tools/structured_pruning': [
-        ('', 'required'), ('deit_small_patch16_224', '--out'), ('deit_smal --out a.pth', 'deit_smal'),
+        ('', 'required'), ('deit_small_patch16_224', '--out'),
+        ('deit_smal --out a.pth', 'deit_smal'),
         ('resnet18 --out a.pth', 'only VisionTransformers'), ('deit_tiny_patch16_224 --out a.pth '
          '--checkpoint none.pth', 'none.pth'), ('deit_tiny_patch16_224 --out a.pth --checkpoint '
-         'text.pth', 'text.pth'), ('deit_tiny_patch16_224 --out a.pth --checkpoint folder', 'folder'),
+         'text.pth', 'text.pth'),
+        ('deit_tiny_patch16_224 --out a.pth --checkpoint folder', 'folder'),
         ('deit_tiny_patch16_224 --out a.pth --checkpoint other.pth', 'not a ViT'),
         ('deit_tiny_patch16_224 --out file/a.pth', 'file'),
         ('deit_tiny_patch16_224 --out a.pth --ratio 2', 'ratio=2'),
@@ -100,7 +103,8 @@ MISTAKES = {
         ('text.pth a.pth --to timm', 'text.pth'), ('folder a.pth --to timm', 'folder'),
         ('other.pth a.pth --to timm', 'not a ViT'), ('text.pth a.pth --to keras', 'invalid choice'),
         ('other.pth text.pth --to timm', 'exists'), ('vit.pth file/a.pth --to timm', 'file'),
-        ('vit.pth a.safetensors --to mmext', '.pth'), ('vit.pth a.pth --to timm --prefix x.', 'x.')],
+        ('vit.pth a.safetensors --to mmext', '.pth'),
+        ('vit.pth a.pth --to timm --prefix x.', 'x.')],
     'dataset_converters/imagenet100': [
         ('', 'required'), ('none out', 'lacks 100'), ('folder out', 'lacks 100'),
         ('folder out --classes none.txt', 'none.txt'), ('folder out --classes folder', 'folder'),
