@@ -1,5 +1,6 @@
 """The wheel: configs, tools and index inside, usable from an empty folder."""
 
+import email
 import os
 import re
 import shutil
@@ -12,13 +13,15 @@ import zipfile
 
 import pytest
 
+import mmext
+
 
 @pytest.fixture(scope='module')
 def wheel(root_dir, tmp_path_factory):
     """A wheel built from a copy, so that the checkout stays as it is."""
     source = tmp_path_factory.mktemp('source') / 'mmext'
     source.mkdir()
-    for name in ('setup.py', 'README.md', 'LICENSE'):
+    for name in ('setup.py', 'pyproject.toml', 'README.md', 'LICENSE'):
         shutil.copy2(root_dir / name, source)
     skip = shutil.ignore_patterns('__pycache__', '.mim')
     for name in ('mmext', 'configs', 'tools'):
@@ -46,6 +49,20 @@ def test_wheel_is_pure_and_holds_everything(wheel, root_dir):
     assert not [n for n in names if n.startswith(('tests/', 'configs/', 'tools/'))]
     assert 'mmext/.mim/model-index.yml' in names
     assert any(n.endswith('LICENSE') for n in names)
+
+
+def test_metadata(wheel):
+    """What an index shows and pip asks, read from the wheel itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [n for n in archive.namelist() if n.endswith('.dist-info/METADATA')]
+        meta = email.message_from_string(archive.read(name).decode())
+        entry = archive.read(name.replace('METADATA', 'entry_points.txt')).decode()
+    assert meta['Name'] == 'mmext' and meta['Version'] == mmext.__version__
+    assert meta['License-Expression'] == 'Apache-2.0' and meta['Requires-Python'] == '>=3.10'
+    assert set(meta.get_all('Provides-Extra')) == {'tests', 'pruning', 'export', 'log', 'panoptic'}
+    plain = [line for line in meta.get_all('Requires-Dist') if 'extra ==' not in line]
+    assert {'torch', 'timm', 'onedl-mmengine'} <= {re.match(r'[\w-]+', line)[0] for line in plain}
+    assert '![predictions' in meta.get_payload() and 'mmext = mmext.cli.main:main' in entry
 
 
 @pytest.fixture(scope='module')

@@ -12,13 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from mmengine.config import Config
-from mmengine.device import get_device
-
-import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
-from mmext.cli.checkpoint_check import check_fits, check_readable
-from mmext.cli.launch import one_clear_error, set_visualizer
+from mmext.cli.clear_errors import one_clear_error
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
 
@@ -53,6 +47,8 @@ def detector(args, cfg):
     """A function from an image's path to one line about it; draws and writes on the way."""
     from mmdet.apis import DetInferencer
 
+    from mmext.cli.checkpoint_check import check_fits
+
     infer = DetInferencer(
         model=cfg, weights=args.checkpoint, device=args.device, show_progress=False)
     check_fits(args.checkpoint, infer.model)
@@ -74,7 +70,10 @@ def detector(args, cfg):
 
 def classifier(args, cfg):
     """As ``detector``, for a classifier."""
+    from mmengine.device import get_device
     from mmpretrain import ImageClassificationInferencer, get_model
+
+    from mmext.cli.checkpoint_check import check_fits
 
     model = get_model(cfg, args.checkpoint, args.device or get_device())
     check_fits(args.checkpoint, model)
@@ -94,6 +93,13 @@ def classifier(args, cfg):
 
 def main(argv=None):
     args = parse_args(argv)
+    # after parsing, so that --help and typing errors answer at once
+    from mmengine.config import Config
+
+    import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
+    from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
+    from mmext.cli.checkpoint_check import check_readable
+    from mmext.cli.launch import set_visualizer
     cfg = Config.fromfile(args.config)
     scope = cfg.get('default_scope')
     if scope not in ('mmdet', 'mmpretrain'):

@@ -17,6 +17,8 @@ model = dict(
         key_bias=False,
         drop_path_rate=0.4,
         with_cp=True,
-        init_cfg=dict(type='Pretrained', checkpoint='checkpoints/dinov2_vitl14_pretrain.pth')),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='checkpoints/dinov2_vitl14_pretrain.pth')),
     neck=dict(in_channels=1024))
 optim_wrapper = dict(paramwise_cfg=dict(layer_decay_rate=0.8))

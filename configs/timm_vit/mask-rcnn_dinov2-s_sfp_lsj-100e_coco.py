@@ -17,5 +17,7 @@ model = dict(
         key_bias=False,
         drop_path_rate=0.1,
         with_cp=True,
-        init_cfg=dict(type='Pretrained', checkpoint='checkpoints/dinov2_vits14_pretrain.pth')),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='checkpoints/dinov2_vits14_pretrain.pth')),
     neck=dict(in_channels=384))

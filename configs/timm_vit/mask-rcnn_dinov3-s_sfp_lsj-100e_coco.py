@@ -16,5 +16,7 @@ model = dict(
         key_bias=False,
         drop_path_rate=0.1,
         with_cp=True,
-        init_cfg=dict(type='Pretrained', checkpoint='checkpoints/vit_small_patch16_dinov3.lvd1689m.safetensors')),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='checkpoints/vit_small_patch16_dinov3.lvd1689m.safetensors')),
     neck=dict(in_channels=384))

@@ -20,5 +20,7 @@ model = dict(
         key_bias=False,
         drop_path_rate=0.1,
         with_cp=True,
-        init_cfg=dict(type='Pretrained', checkpoint='checkpoints/eva02_base_patch14_224.mim_in22k.safetensors')),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='checkpoints/eva02_base_patch14_224.mim_in22k.safetensors')),
     neck=dict(in_channels=768))

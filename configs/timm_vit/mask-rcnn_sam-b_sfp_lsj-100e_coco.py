@@ -1,6 +1,7 @@
 """Mask R-CNN on Segment Anything's ViT-B, dense; heads, data and schedule of the DeiT-S pair.
 
-Windows of 14² in all blocks but 2, 5, 8 and 11, relative positions: only those four can be pruned. Our choice throughout.
+Windows of 14² in all blocks but 2, 5, 8 and 11, and relative positions: only those four blocks
+are pruned. Our choice throughout.
 The checkpoint is a local file, as its authors or timm's hub publish it.
 """
 
@@ -16,5 +17,7 @@ model = dict(
         key_bias=False,
         drop_path_rate=0.1,
         with_cp=True,
-        init_cfg=dict(type='Pretrained', checkpoint='checkpoints/sam_vit_b_01ec64.pth')),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='checkpoints/sam_vit_b_01ec64.pth')),
     neck=dict(in_channels=768))

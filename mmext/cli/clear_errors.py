@@ -1,11 +1,9 @@
-"""How a command ends when something is wrong: one line about it, status 1. Needs torch alone."""
+"""How a command ends when something is wrong: one line about it, status 1. Imports no torch."""
 
 import contextlib
 import os.path as osp
 import sys
 import traceback
-
-import torch.distributed as dist
 
 import mmext
 
@@ -18,13 +16,22 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def written_for_the_user(error: BaseException) -> bool:
-    """Whether the message is enough by itself: mmext's own errors, and bad values it refused."""
+    """Whether the message is enough by itself: mmext's own errors, bad values it refused, files."""
     if type(error).__module__.startswith('mmext.'):
+        return True
+    if isinstance(error, OSError) and error.filename:  # the system names the file and the reason
         return True
     where = traceback.extract_tb(error.__traceback__)
     ours = (osp.dirname(mmext.__file__), osp.dirname(osp.abspath(sys.argv[0])))
-    return isinstance(error, ValueError) and bool(where) and osp.abspath(
+    return isinstance(error, (ValueError, OSError)) and bool(where) and osp.abspath(
         where[-1].filename).startswith(ours)
+
+
+def is_first_process() -> bool:
+    """Whether this process is to speak: the only one, or the first of a distributed run."""
+    dist = sys.modules.get('torch.distributed')  # not imported: nothing is distributed
+    return dist is None or not (dist.is_available() and dist.is_initialized()) \
+        or dist.get_rank() == 0
 
 
 @contextlib.contextmanager
@@ -39,10 +46,17 @@ def one_clear_error(after_interrupt: str = ''):
     except KeyboardInterrupt:
         print('; '.join(filter(None, ('\ninterrupted', after_interrupt))), file=sys.stderr)
         raise SystemExit(130) from None
+    except SystemExit as end:
+        if not isinstance(end.code, str):
+            raise
+        print(f'error: {end.code.removeprefix("error: ")}', file=sys.stderr)
+        raise SystemExit(1) from None
     except Exception as error:
         cause = root_cause(error)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # a progress bar may stand on this line
         if written_for_the_user(cause):
-            if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+            if is_first_process():
                 print(f'error: {cause}', file=sys.stderr)
             raise SystemExit(1) from None
         traceback.print_exc()

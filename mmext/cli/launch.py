@@ -11,13 +11,14 @@ from mmengine.registry import MODELS, RUNNERS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
-import mmext.registry  # noqa: F401  (first: it prepares mmcv, mmdet and mmpretrain)
+import mmext.registry
 from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.clear_errors import one_clear_error  # noqa: F401  (for the tools)
 from mmext.compat import cpu
 
 from .checkpoint_check import check_checkpoint_file
 from .config_check import ConfigError, check_checkpoints, check_config, check_data_paths
+from .config_walk import walk
 
 SCOPES = ('mmdet', 'mmpretrain')
 
@@ -29,13 +30,13 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
         ConfigError: No such file, no valid Python, or no ``default_scope`` known to mmext.
     """
     if '::' not in path and not osp.exists(path):
-        near = {osp.basename(f): f for f in glob.glob(osp.join(osp.dirname(path) or '.', '*.py'))}
+        near = {osp.basename(f): f for f in glob.glob(osp.join(osp.dirname(path), '*.py'))}
         close = difflib.get_close_matches(osp.basename(path), near, n=1)
         hint = f' Did you mean {near[close[0]]!r}?' if close else ''
         raise ConfigError(f'config {path!r} does not exist.{hint}')
     try:
         cfg = get_config(path) if '::' in path else Config.fromfile(path)
-    except (SyntaxError, NameError, KeyError, FileNotFoundError, ValueError) as error:
+    except Exception as error:  # a config is a program: whatever it raises is about it
         hint = '' if '.mim' not in str(error) else (
             '. Configs are found by name (mmext::...) once mmext is installed: run '
             '`pip install -e .` in its checkout')
@@ -65,13 +66,9 @@ def drop_own_scope(node) -> None:
 
     mmext's configs are of scope mmdet or mmpretrain and write ``mmext.`` where they mean it.
     """
-    if isinstance(node, dict):
-        if node.get('_scope_') == 'mmext':
-            node.pop('_scope_')
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for value in node:
-            drop_own_scope(value)
+    for _, part in walk(node):
+        if part.get('_scope_') == 'mmext':
+            part.pop('_scope_')
 
 
 def move_data_root(node, old: str, new: str) -> None:
@@ -81,11 +78,15 @@ def move_data_root(node, old: str, new: str) -> None:
     evaluators before the command line could change it.
     """
     old, new = old.rstrip('/'), new.rstrip('/')
-    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+
+    def moved(value):
         if isinstance(value, str) and (value == old or value.startswith(old + '/')):
-            node[key] = new + value[len(old):]
-        elif isinstance(value, (dict, list)):
-            move_data_root(value, old, new)
+            return new + value[len(old):]
+        return [moved(one) for one in value] if isinstance(value, list) else value
+
+    for _, part in walk(node):
+        for key, value in list(part.items()):
+            part[key] = moved(value)
 
 
 def build_model(cfg: Config) -> nn.Module:
@@ -106,6 +107,18 @@ def default_shape(model, cfg: Config) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
+def set_keep_ratio(backbone: nn.Module, value) -> None:
+    """``backbone.set_keep_ratio(value)``.
+
+    Raises:
+        ConfigError: the backbone does not prune.
+    """
+    if not hasattr(backbone, 'set_keep_ratio'):
+        raise ConfigError(f'--keep-ratio: backbone {type(backbone).__name__} does not prune; leave '
+                          'the option out')
+    backbone.set_keep_ratio(value)
+
+
 def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     """Check a config against the registries and the disk, then build its Runner.
 
@@ -123,6 +136,7 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
         check_dataset_cfg(cfg, splits)
     cpu.init_process_group(cfg.launcher)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner.logger.info(mmext.compat.patched())
     refuse_damaged_images(runner)
     return runner
 
@@ -140,19 +154,10 @@ def refuse_damaged_images(runner: Runner) -> None:
     Done here and not in the config files, because the inferencers of mmdet and mmpretrain look
     for mmcv's loader by its name.
     """
-
-    def visit(node):
-        if isinstance(node, dict):
-            if node.get('type') == 'LoadImageFromFile':
-                node['type'] = 'mmext.LoadImageFromFile'
-            for value in node.values():
-                visit(value)
-        elif isinstance(node, (list, tuple)):
-            for value in node:
-                visit(value)
-
     for name in ('_train_dataloader', '_val_dataloader', '_test_dataloader'):
         dataloader = copy.deepcopy(getattr(runner, name, None))  # the config stays as it is
         if isinstance(dataloader, dict):
-            visit(dataloader)
+            for _, node in walk(dataloader):
+                if node.get('type') == 'LoadImageFromFile':
+                    node['type'] = 'mmext.LoadImageFromFile'
             setattr(runner, name, dataloader)

@@ -4,7 +4,9 @@
 mmpretrain first, call it before them: ``import mmext.compat; mmext.compat.setup()``.
 """
 
-_done = False
+import logging
+
+_patched: list[str] = []
 
 
 def setup() -> None:
@@ -12,19 +14,33 @@ def setup() -> None:
 
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
     mmengine read the checkpoints that it wrote and find mmext's configs by name, and the
-    inferencers of both packages work in one process.
+    inferencers of both packages work in one process. One line to the logger ``mmext`` says what was
+    changed, and :func:`patched` says it again.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
     """
-    global _done
-    if _done:
+    if _patched:
         return
     from . import hub, inferencers, mmcv_ext, torch_load, versions
     versions.check()
+    compiled = mmcv_ext.has_compiled_ops()
     mmcv_ext.install()
     torch_load.allow_own_checkpoints()
     hub.add_package()
     inferencers.keep_scopes()
-    versions.avoid_broken_transformers()
-    _done = True
+    left_out = versions.avoid_broken_transformers()
+    _patched.extend([
+        "mmcv's ops by " + ('its own kernels, by torchvision where these fall short' if compiled
+                            else 'torchvision'),
+        "mmengine's log history allowed in checkpoints",
+        "mmext's configs found by name",
+        "mmpretrain's inferencers in their own scope, a function registry for mmdet's",
+        *(["mmpretrain's multimodal models left out"] if left_out else []),
+    ])
+    logging.getLogger('mmext').info(patched())
+
+
+def patched() -> str:
+    """One line about what :func:`setup` changed in other packages."""
+    return f'mmext set up: {"; ".join(_patched) or "nothing"}'

@@ -8,36 +8,37 @@ have, and warn.
 
 import functools
 import importlib.abc
-import importlib.machinery
+import importlib.util
 import sys
+
+MODULE = 'mmpretrain.apis.base'
 
 
 def keep_scopes() -> None:
-    """Give every inferencer its own scope; where one is not imported yet, as soon as it is."""
-    for name, repair in REPAIRS.items():
-        if name in sys.modules:
-            repair(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, _WhenImported(name, repair))
+    """Give every inferencer its own scope, mmpretrain's as soon as they are imported."""
+    from mmengine.registry import FUNCTIONS, Registry
+    if FUNCTIONS._search_child('mmdet') is None:
+        Registry('function', scope='mmdet', parent=FUNCTIONS)
+    if MODULE in sys.modules:
+        _build_in_own_scope(sys.modules[MODULE])
+    else:
+        sys.meta_path.insert(0, _WhenImported())
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """Importing these packages takes seconds; nobody who does without should wait for them."""
-
-    def __init__(self, name, repair):
-        self.name, self.repair = name, repair
+    """For one module, once: importing mmpretrain takes seconds that most users need not wait."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != self.name:
+        if name != MODULE:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec = importlib.util.find_spec(name)
         if spec is not None:
             execute = spec.loader.exec_module
 
             def exec_module(module):
                 execute(module)
-                self.repair(module)
+                _build_in_own_scope(module)
 
             spec.loader.exec_module = exec_module
         return spec
@@ -53,15 +54,3 @@ def _build_in_own_scope(module) -> None:
             init(self, *args, **kwargs)
 
     module.BaseInferencer.__init__ = in_own_scope
-
-
-def _add_function_registry(module) -> None:
-    from mmengine.registry import FUNCTIONS, Registry
-    if FUNCTIONS._search_child('mmdet') is None:
-        Registry('function', scope='mmdet', parent=FUNCTIONS)
-
-
-REPAIRS = {
-    'mmpretrain.apis.base': _build_in_own_scope,
-    'mmdet.apis.det_inferencer': _add_function_registry,
-}

@@ -98,17 +98,18 @@ def check() -> None:
             'newer. Should something break, try the tested version.', stacklevel=2)
 
 
-def avoid_broken_transformers() -> None:
-    """Keep mmpretrain's multimodal models out where transformers breaks their import.
+def avoid_broken_transformers() -> bool:
+    """Keep mmpretrain's multimodal models out where transformers breaks their import; say whether.
 
     ``import mmpretrain.models`` fails beside transformers >= 5.24 ('NoneType takes no
     arguments'); its own placeholders, meant for environments without transformers, do not.
     """
     version = _version('transformers')
     if version is None or Version(version) < Version(BROKEN_TRANSFORMERS):
-        return
+        return False
     import mmpretrain.utils.dependency as dependency
     dependency.WITH_MULTIMODAL = False
     warnings.warn(
         f'transformers {version} breaks mmpretrain\'s multimodal models, so they are left out. '
         f'If you need them: pip install "transformers<{BROKEN_TRANSFORMERS}".', stacklevel=2)
+    return True

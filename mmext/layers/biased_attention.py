@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmext.layers.common import check_heads, is_plain_linear, merge_heads
 from mmext.ops.column_selection import Columns, KeepRule, choose_columns, keep_rules
-from mmext.ops.key_bias_attention import gather_kv, key_bias_attention, project_kept_kv
+from mmext.ops.key_bias import gather_kv, key_bias_attention, project_kept_kv
 from mmext.ops.precision import no_autocast
 
 # Picking rows of x and projecting them per head beats projecting everything and picking k and v up

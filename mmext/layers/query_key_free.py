@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mmext.layers.biased_attention import ALL_COLUMNS, BiasedAttention, Heads
 from mmext.layers.common import refuse, split_heads
 from mmext.ops.column_selection import Columns
-from mmext.ops.key_bias_attention import query_key_free_attention
+from mmext.ops.key_bias import query_key_free_attention
 
 
 class QueryKeyFreeAttention(BiasedAttention):

@@ -14,7 +14,7 @@ from mmext.ops.column_selection import (
     threshold_columns,
     top_k_columns,
 )
-from mmext.ops.key_bias_attention import (
+from mmext.ops.key_bias import (
     channel_bias_attention,
     gather_kv,
     key_bias_attention,
@@ -24,7 +24,7 @@ from mmext.ops.key_bias_attention import (
 )
 from mmext.ops.position_grid import resize_position_grid, sincos_position_grid
 from mmext.ops.rope import apply_rope
-from mmext.ops.soft_threshold import soft_threshold
+from mmext.ops.thresholding import soft_threshold
 from mmext.ops.token_merging import (
     bipartite_soft_matching,
     merge_schedule,

@@ -32,6 +32,18 @@ def test_pipeline_is_built_in_its_own_scope(root_dir, tmp_path, first):
 
 
 def test_mmpretrain_is_not_imported_for_it():
-    code = ('import sys, mmext.registry; '
-            'assert not {"mmpretrain", "mmdet"} & set(sys.modules), "imported"')
-    subprocess.run([sys.executable, '-c', code], check=True)
+    """One finder for one module, gone once it has been used; one line says what was changed."""
+    code = textwrap.dedent('''
+        import logging, sys
+        logging.basicConfig(level=logging.INFO, format='%(name)s %(message)s')
+        import mmext.compat, mmext.registry
+        assert not {'mmpretrain', 'mmdet'} & set(sys.modules), 'imported'
+        mmext.compat.setup()
+        assert sum('mmext' in type(finder).__module__ for finder in sys.meta_path) == 1
+        import mmpretrain.apis.base
+        assert not any('mmext' in type(finder).__module__ for finder in sys.meta_path)
+    ''')
+    run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    [line] = [line for line in run.stderr.splitlines() if line.startswith('mmext ')]
+    assert "mmcv's ops by torchvision" in line and 'checkpoints' in line and 'inferencers' in line

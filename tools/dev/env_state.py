@@ -95,7 +95,7 @@ def pip_calls(root, extras):
 if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
     parser.add_argument('root', type=Path, help='folder of the checkout')
-    parser.add_argument('extras', nargs='*', help="of setup.py, e.g. 'tests'")
+    parser.add_argument('extras', nargs='*', help="of pyproject.toml, e.g. 'tests'")
     args = parser.parse_args()
     if not (args.root / 'mmext' / '__init__.py').is_file():
         parser.error(f'{args.root} is no checkout of mmext')

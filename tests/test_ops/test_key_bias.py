@@ -4,6 +4,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from mmext.ops.key_bias import _split, use_form
 
 from mmext.ops import (
     channel_bias_attention,
@@ -15,7 +16,6 @@ from mmext.ops import (
     reference_key_bias_attention,
     top_k_columns,
 )
-from mmext.ops.key_bias_attention import _split
 
 
 def make(batch, heads, n, width, dtype=torch.float64, bias='random', seed=0):
@@ -79,6 +79,28 @@ def test_masked_equals_gathered_in_fp32(form):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_auto_can_be_told_which_form():
+    """The head that scaled_dot_product_attention is handed is wider in one form only."""
+    qkv, b = make(1, 2, 20, 8, torch.float32)
+    qkv, b = qkv.detach(), b.detach()
+
+    def widths():
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            key_bias_attention(*heads_first(qkv), b)
+        return {event.input_shapes[0][-1] for event in profiler.events()
+                if event.name == 'aten::scaled_dot_product_attention'}
+
+    assert widths() == {8}
+    with use_form('channels'):
+        assert widths() == {16}
+        with use_form('mask'):
+            assert widths() == {8}
+        assert widths() == {16}
+    assert widths() == {8}
+    with pytest.raises(ValueError, match="form='fused'"), use_form('fused'):
+        pass
+
+
 def test_dropped_columns_get_no_gradient():
     qkv, b = make(1, 2, 20, 8)
     index, _ = top_k_columns(b, 0.25)
@@ -92,7 +114,7 @@ def test_dropped_columns_get_no_gradient():
 def test_gather_before_projection_equals_after(with_bias, limit, monkeypatch):
     if limit is not None:  # one head at a time
         monkeypatch.setattr(
-            import_module('mmext.ops.key_bias_attention'), 'GATHERED_NUMBERS', limit)
+            import_module('mmext.ops.key_bias'), 'GATHERED_NUMBERS', limit)
     torch.manual_seed(0)
     x = torch.randn(2, 13, 12, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(36, 12, dtype=torch.float64, requires_grad=True)
