@@ -8,10 +8,8 @@ from copy import deepcopy
 import mmengine
 from mmengine.config import ConfigDict, DictAction
 from mmengine.dist import is_main_process
-from mmengine.model import is_model_wrapper
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.cli.checkpoint_check import check_fits
 from mmext.cli.launch import (
     ConfigError,
     build_runner,
@@ -93,8 +91,6 @@ def main():
     if args.tta:
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
-    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    check_fits(args.checkpoint, model.module if args.tta else model)
     if args.out and not args.out.endswith('.json'):
         if cfg.default_scope == 'mmdet':
             from mmdet.evaluation import DumpDetResults as Dump
