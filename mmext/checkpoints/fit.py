@@ -60,8 +60,9 @@ def load_into(model: nn.Module, state: dict[str, Tensor]) -> Fit:
     reshaped = [found[1] or found[2] for error in errors if (
         found := re.search(r'size mismatch for ([^:]+):|named "([^"]+)"', error))]
     absent = {*missing, *reshaped}
-    loaded = [name for name in model.state_dict() if name not in absent]
-    missing = [name for name in missing if not name.endswith('num_batches_tracked')]
+    loaded, missing = ([name for name in names if not name.endswith('num_batches_tracked')]
+                       for names in (model.state_dict(), missing))
+    loaded = [name for name in loaded if name not in absent]
     return Fit(loaded, missing, unexpected, reshaped)
 
 

@@ -98,7 +98,7 @@ def test_the_hash_in_the_name_is_verified(server):
 
 
 def test_plain_http_without_a_hash_is_refused():
-    with pytest.raises(ValueError, match='over plain http.*Use https'):
+    with pytest.raises(ValueError, match=r'over plain http.*Use https'):
         fetch('http://example.invalid/x.pth')
     with pytest.raises(ValueError, match='only http'):
         fetch('ftp://example.invalid/x.pth')
