@@ -17,6 +17,7 @@ from mmext.cli.launch import (
     one_clear_error,
     set_visualizer,
 )
+from mmext.cli.outputs import add_overwrite, check_outputs, keep_drawings_apart
 
 
 def parse_args():
@@ -27,6 +28,7 @@ def parse_args():
                         '(default: work_dirs/<name of the config>)')
     parser.add_argument(
         '--out', help='*.pkl: predictions for offline evaluation; *.json: the metrics')
+    add_overwrite(parser)
     parser.add_argument('--show-dir', help='draw the predictions into this folder')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
     parser.add_argument(
@@ -81,6 +83,7 @@ def main():
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.out and not args.out.endswith(('.pkl', '.pickle', '.json')):
         raise ConfigError(f'--out {args.out!r} must end in .pkl (predictions) or .json (metrics).')
+    check_outputs([args.out], args.overwrite, [args.config, args.checkpoint])
     if args.tta and args.show_dir and cfg.default_scope == 'mmpretrain':
         raise ConfigError('--tta and --show-dir exclude each other for classifiers: there is no '
                           'one image to draw on.')
@@ -91,6 +94,7 @@ def main():
     if args.tta:
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
+    keep_drawings_apart(runner.visualizer)
     if args.out and not args.out.endswith('.json'):
         if cfg.default_scope == 'mmdet':
             from mmdet.evaluation import DumpDetResults as Dump

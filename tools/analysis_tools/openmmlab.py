@@ -18,11 +18,13 @@ from pathlib import Path
 
 import matplotlib.style
 from matplotlib import _tight_bbox
+from mmengine.config import DictAction
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
+from mmext.checkpoints.files import local_file
 from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
-from mmext.cli.checkpoint_check import check_readable
-from mmext.cli.launch import ConfigError, load_config, one_clear_error
+from mmext.cli.checkpoint_check import check_fits, check_readable
+from mmext.cli.launch import ConfigError, build_model, load_config, one_clear_error
 
 FOLDERS = {
     ('mmdet', 'analyze_logs'): 'analysis_tools',
@@ -68,11 +70,17 @@ def main(argv=None):
     parser.add_argument('config')
     parser.add_argument('rest', nargs=argparse.REMAINDER, help='options of the tool')
     args = parser.parse_args(argv)
-    path = script(load_config(args.config, None, None, 'none').default_scope, args.tool)
+    forbid_code_in_checkpoints()
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument('--cfg-options', nargs='+', action=DictAction)
+    cfg = load_config(args.config, own.parse_known_args(args.rest)[0].cfg_options, None, 'none')
+    path = script(cfg.default_scope, args.tool)
     for word in args.rest:
-        if word.endswith('.pth') and Path(word).is_file():
-            forbid_code_in_checkpoints()
-            check_readable(word)
+        if word.split('?')[0].endswith(('.pth', '.pt', '.safetensors')) and (
+                '://' in word or Path(word).is_file()):
+            check_readable(local_file(word))
+            if args.tool == 'confusion_matrix':
+                check_fits(word, build_model(cfg))
     given = args.rest if args.tool == 'analyze_logs' else [args.config, *args.rest]
     before = sys.argv
     sys.argv = [str(path), *given]

@@ -21,9 +21,11 @@ import torch
 
 from mmext.analysis.flop_counter import count_flops
 from mmext.checkpoints.files import read_state_dict
+from mmext.checkpoints.fit import require
 from mmext.checkpoints.structured import VARIANTS, load_pruned, prune_vit, save_pruned
 from mmext.checkpoints.vit import to_timm
 from mmext.cli.launch import one_clear_error
+from mmext.cli.outputs import add_overwrite, check_outputs
 
 
 def parse_args(argv=None):
@@ -41,6 +43,7 @@ def parse_args(argv=None):
                         help='input size of the FLOP counts')
     parser.add_argument('--out', type=Path, required=True, help='file to write, e.g. pruned.pth')
     parser.add_argument('--json', type=Path, help='default: OUT with the suffix .json')
+    add_overwrite(parser)
     return parser.parse_args(argv)
 
 
@@ -57,11 +60,8 @@ def build(arch: str, checkpoint: str | None) -> torch.nn.Module:
     if state is None:
         warnings.warn('no --checkpoint: random weights are pruned, of use for FLOPs only')
         return model
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    missing = [name for name in missing if not name.startswith('head.')]
-    if missing or unexpected:
-        raise SystemExit(f'{checkpoint} does not fit {arch}: missing {missing[:4]}, '
-                         f'left over {unexpected[:4]}')
+    require(model, state, checkpoint, lambda name: 'head.weight' not in state
+            and name.startswith('head.'))
     return model
 
 
@@ -74,6 +74,8 @@ def measure(model: torch.nn.Module, shape: tuple[int, int]) -> dict:
 def main(argv=None):
     args = parse_args(argv)
     shape = tuple(args.shape * 2)[:2]
+    numbers = args.json or args.out.with_suffix('.json')
+    check_outputs([args.out, numbers], args.overwrite, [args.checkpoint])
     model = build(args.arch, args.checkpoint)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     heads = prune_vit(model, args.variant, args.ratio, args.head_ratio, args.round_to)
@@ -95,7 +97,7 @@ def main(argv=None):
         'head_dim': [block.attn.head_dim for block in blocks],
         'mlp_hidden': [block.mlp.fc1.out_features for block in blocks],
     }
-    (args.json or args.out.with_suffix('.json')).write_text(json.dumps(result, indent=1) + '\n')
+    numbers.write_text(json.dumps(result, indent=1) + '\n')
     for name in ('before', 'after'):
         print(f"{name:<7} {result[name]['gflops']:10.3f} GFLOPs {result[name]['params']:>14,} "
               'parameters')

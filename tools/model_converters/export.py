@@ -21,8 +21,9 @@ from mmengine.config import DictAction
 from torch import Tensor, nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
-from mmext.checkpoints.files import read_state_dict
+from mmext.cli.checkpoint_check import check_fits
 from mmext.cli.launch import build_model, load_config, one_clear_error
+from mmext.cli.outputs import add_overwrite, check_outputs
 
 SUFFIX = {'onnx': '.onnx', 'torch_export': '.pt2'}
 
@@ -70,6 +71,7 @@ def parse_args(argv=None):
         help='largest difference from the model that passes, in units of its largest output where '
         'that exceeds 1')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, help='override the config')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
         parser.error(f'--shape takes one or two positive numbers, got {args.shape}')
@@ -90,7 +92,7 @@ def build_part(args) -> tuple[Exportable, tuple[int, int]]:
     cfg = load_config(args.config, args.cfg_options, None, 'none')
     model = build_model(cfg).requires_grad_(False)
     if args.checkpoint:
-        load(model, args.checkpoint)
+        check_fits(args.checkpoint, model)
     if args.keep_ratio:
         if not hasattr(model.backbone, 'set_keep_ratio'):
             raise SystemExit(f'--keep-ratio: backbone {type(model.backbone).__name__} does not '
@@ -106,16 +108,6 @@ def build_part(args) -> tuple[Exportable, tuple[int, int]]:
     if part == 'neck' and getattr(model, 'neck', None) is None:
         raise SystemExit(f'--neck: {type(model).__name__} of this config has no neck')
     return Exportable(model, part).eval(), input_size(args, model, cfg)
-
-
-def load(model: nn.Module, checkpoint: str) -> None:
-    state = read_state_dict(checkpoint)
-    result = model.load_state_dict(state, strict=False)
-    if result.missing_keys or result.unexpected_keys:
-        raise SystemExit(
-            f'{checkpoint} does not fit the config: {len(result.missing_keys)} missing '
-            f'({", ".join(result.missing_keys[:3])}), {len(result.unexpected_keys)} unexpected '
-            f'({", ".join(result.unexpected_keys[:3])})')
 
 
 def keep_ratio(words: list[str]):
@@ -182,6 +174,7 @@ def largest_difference(part: Exportable, run, size: tuple[int, int], batch: int)
 
 def main(argv=None) -> int:
     args = parse_args(argv)
+    check_outputs([args.out], args.overwrite, [args.config, args.checkpoint])
     part, size = build_part(args)
     export(part, size, args.format, args.out, args.opset)
     run = runner(args.format, args.out)
