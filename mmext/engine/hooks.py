@@ -106,7 +106,7 @@ class SafeCheckpointHook(CheckpointHook):
         scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
         skips = scaler is not None and scaler.is_enabled()
         if self.bad_losses >= (PATIENCE if skips else 1):
-            bad = [f'{name} = {float(value.mean()):g}' for name, value in outputs.items()
+            bad = [f'{name} = {float(value.detach().mean()):g}' for name, value in outputs.items()
                    if 'loss' in name and not torch.isfinite(value).all()]
             since = f' for {PATIENCE} iterations' if skips else ''
             raise Diverged(
