@@ -1,7 +1,8 @@
 """Registries of mmext: children of mmengine's, so ``type='mmext.X'`` resolves from any scope.
 
 mmengine imports ``<scope>.registry`` by itself when it meets ``mmext.X`` in a config; the
-``locations`` are imported at the first look-up. No ``custom_imports`` is needed.
+``locations`` are imported at the first look-up. No ``custom_imports`` is needed. From here on
+mmengine reads files as ``mmext.checkpoints.safe_reader`` does: verified, without executing code.
 """
 
 import importlib
@@ -55,3 +56,7 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry(
     locations=['mmext.engine'])
 STRATEGIES = Registry(
     'strategy', scope='mmext', parent=MMENGINE_STRATEGIES, locations=['mmext.engine'])
+
+from mmext.checkpoints import mmengine_loading  # noqa: E402
+
+mmengine_loading.install()

@@ -3,13 +3,15 @@
     python tools/demo.py IMAGE|FOLDER CONFIG CHECKPOINT --out-dir outputs
 
 A detector writes OUT_DIR/vis/<image> with boxes and masks and OUT_DIR/preds/<image>.json, a
-classifier OUT_DIR/<image>.png and OUT_DIR/predictions.json. An image that cannot be read is
+classifier OUT_DIR/<image>.png and OUT_DIR/predictions.json; a.jpg and a.png get different names.
+An image that cannot be read is
 named and left out; the exit status is then 1.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 from mmext.cli.clear_errors import one_clear_error
@@ -43,21 +45,33 @@ def find_images(path: Path) -> list[Path]:
     return images
 
 
+def adopt(folder: str, out_dir: Path, name: str) -> None:
+    """Move what was written about one image to ``out_dir``, under a name of its own."""
+    for path in [path for path in Path(folder).rglob('*') if path.is_file()]:
+        target = out_dir / path.relative_to(folder).with_name(name + path.suffix)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(target)
+
+
 def detector(args, cfg):
     """A function from an image's path to one line about it; draws and writes on the way."""
     from mmdet.apis import DetInferencer
 
     from mmext.cli.checkpoint_check import check_fits
+    from mmext.cli.outputs import Names
 
     infer = DetInferencer(
         model=cfg, weights=args.checkpoint, device=args.device, show_progress=False)
     check_fits(args.checkpoint, infer.model)
     classes = infer.model.dataset_meta['classes']
+    names_of = Names()
 
     def run(image: Path) -> str:
-        found = infer(
-            str(image), out_dir=str(args.out_dir), pred_score_thr=args.score_thr,
-            no_save_pred=False)['predictions'][0]
+        with tempfile.TemporaryDirectory(dir=args.out_dir) as folder:
+            found = infer(
+                str(image), out_dir=folder, pred_score_thr=args.score_thr,
+                no_save_pred=False)['predictions'][0]
+            adopt(folder, args.out_dir, names_of(image))
         names = [
             classes[label] for label, score in zip(found['labels'], found['scores'], strict=True)
             if score >= args.score_thr
@@ -74,14 +88,18 @@ def classifier(args, cfg):
     from mmpretrain import ImageClassificationInferencer, get_model
 
     from mmext.cli.checkpoint_check import check_fits
+    from mmext.cli.outputs import Names
 
     model = get_model(cfg, args.checkpoint, args.device or get_device())
     check_fits(args.checkpoint, model)
     infer = ImageClassificationInferencer(model)
     predictions = {}
+    names_of = Names()
 
     def run(image: Path) -> str:
-        found = infer(str(image), show_dir=str(args.out_dir))[0]
+        with tempfile.TemporaryDirectory(dir=args.out_dir) as folder:
+            found = infer(str(image), show_dir=folder)[0]
+            adopt(folder, args.out_dir, names_of(image))
         label, score = int(found['pred_label']), float(found['pred_score'])
         name = found.get('pred_class', str(label))
         predictions[image.name] = {'label': label, 'class': name, 'score': score}

@@ -5,7 +5,8 @@ set -e
 CONFIG=${1:?usage: dist_train.sh CONFIG NUM_PROCESSES [arguments of train.py]}
 PROCESSES=${2:?usage: dist_train.sh CONFIG NUM_PROCESSES [arguments of train.py]}
 
-"${PYTHON:-python}" -m torch.distributed.run \
+# exec: a signal to this script is one to the launcher, which ends its processes
+exec "${PYTHON:-python}" -m torch.distributed.run \
     --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \
     --master_addr="${MASTER_ADDR:-127.0.0.1}" --master_port="${MASTER_PORT:-29500}" \
     --nproc_per_node="$PROCESSES" \

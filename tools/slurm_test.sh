@@ -10,7 +10,7 @@ CHECKPOINT=${4:?$USAGE}
 GPUS=${GPUS:-8}
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 
-srun -p "$PARTITION" --job-name="$JOB_NAME" \
+exec srun -p "$PARTITION" --job-name="$JOB_NAME" \
     --gres="gpu:$GPUS_PER_NODE" --ntasks="$GPUS" --ntasks-per-node="$GPUS_PER_NODE" \
     --cpus-per-task="${CPUS_PER_TASK:-5}" --kill-on-bad-exit=1 ${SRUN_ARGS:-} \
     "${PYTHON:-python}" -u "$(dirname "$0")/test.py" "$CONFIG" "$CHECKPOINT" \

@@ -5,7 +5,7 @@ import os
 import os.path as osp
 from copy import deepcopy
 
-from mmext.cli.arguments import add_cfg_options
+from mmext.cli.arguments import add_cfg_options, add_overwrite
 from mmext.cli.clear_errors import one_clear_error
 from mmext.cli.config_walk import initial_weights
 
@@ -18,6 +18,7 @@ def parse_args():
                         '(default: work_dirs/<name of the config>)')
     parser.add_argument(
         '--out', help='*.pkl: predictions for offline evaluation; *.json: the metrics')
+    add_overwrite(parser)
     parser.add_argument('--show-dir', help='draw the predictions into this folder')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
     add_cfg_options(parser)
@@ -70,11 +71,12 @@ def augment_at_test_time(cfg):
 def main():
     args = parse_args()
     # after parsing, so that --help and typing errors answer at once
-    from mmext.cli.checkpoint_check import check_fits
     from mmext.cli.launch import ConfigError, build_runner, load_config
+    from mmext.cli.outputs import check_outputs, keep_drawings_apart
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.out and not args.out.endswith(('.pkl', '.pickle', '.json')):
         raise ConfigError(f'--out {args.out!r} must end in .pkl (predictions) or .json (metrics).')
+    check_outputs([args.out], args.overwrite, [args.config, args.checkpoint])
     if args.tta and args.show_dir and cfg.default_scope == 'mmpretrain':
         raise ConfigError('--tta and --show-dir exclude each other for classifiers: there is no '
                           'one image to draw on.')
@@ -86,9 +88,7 @@ def main():
     if args.tta:
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
-    from mmengine.model import is_model_wrapper
-    model = runner.model.module if is_model_wrapper(runner.model) else runner.model
-    check_fits(args.checkpoint, model.module if args.tta else model)
+    keep_drawings_apart(runner.visualizer)
     if args.out and not args.out.endswith('.json'):
         if cfg.default_scope == 'mmdet':
             from mmdet.evaluation import DumpDetResults as Dump

@@ -18,7 +18,7 @@ def parse_args():
     parser.add_argument('--amp', action='store_true', help='automatic mixed precision')
     parser.add_argument(
         '--auto-scale-lr', action='store_true',
-        help="scale the learning rate by actual batch size / the config's base batch size")
+        help="scale all learning rates by actual batch size / the config's base batch size")
     add_cfg_options(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     # torch.distributed.launch passes either spelling, depending on its version
@@ -31,7 +31,10 @@ def parse_args():
 def main():
     args = parse_args()
     # after parsing, so that --help and typing errors answer at once
+    from mmext.cli.checkpoint_check import resume_from_last
     from mmext.cli.launch import ConfigError, build_runner, load_config
+    from mmext.cli.schedule import scale_learning_rate
+    from mmext.cli.work_dir import saying_what_is_saved
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.amp:
         given = cfg.optim_wrapper.get('type', 'OptimWrapper')
@@ -42,17 +45,16 @@ def main():
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
     if args.auto_scale_lr:
-        if 'base_batch_size' not in cfg.get('auto_scale_lr', {}):
-            raise ConfigError('--auto-scale-lr needs auto_scale_lr=dict(base_batch_size=...) '
-                              'in the config.')
-        cfg.auto_scale_lr.enable = True
-    if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == 'auto' else args.resume
+        scale_learning_rate(cfg)
+    if args.resume == 'auto':
+        resume_from_last(cfg)
+    elif args.resume is not None:
+        cfg.resume, cfg.load_from = True, args.resume
     splits = ('train', 'val') if cfg.get('val_cfg') else ('train',)
-    build_runner(cfg, splits).train()
+    with saying_what_is_saved(cfg.work_dir):
+        build_runner(cfg, splits).train()
 
 
 if __name__ == '__main__':
-    with one_clear_error('continue with the same command and --resume'):
+    with one_clear_error():
         main()

@@ -1,11 +1,12 @@
 """Loading by name and value: strict about all that is not allowed for, and one line about it."""
 
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from mmengine.logging import print_log
 from torch import Tensor, nn
+
+from mmext.checkpoints.fit import DoesNotFit, some
 
 
 class LoadReport(NamedTuple):
@@ -30,26 +31,26 @@ def load_by_name(model: nn.Module, state: dict[str, Tensor], path: str, what: st
         may_be_new, may_be_dropped: whether a name may be missing in the file, may be left over.
 
     Raises:
-        ValueError: another name is missing or left over, or a shape differs; nothing is loaded.
+        DoesNotFit: another name is missing or left over, or a shape differs; nothing is loaded.
     """
     own, state = model.state_dict(), dict(state)
     resized = fit_state_dict(model, state)
     loaded = [key for key in own if key in state]
     new = [key for key in own if key not in state]
     dropped = [key for key in state if key not in own]
-    problems = [f'{len(names)} {fault}: {_some(names)}' for fault, names in (
+    problems = [f'{len(names)} {fault}: {some(names)}' for fault, names in (
         ('parameters missing', [key for key in new if not may_be_new(key)]),
         ('names left over', [key for key in dropped if not may_be_dropped(key)]),
         ('shapes that differ', [f'{key} {tuple(state[key].shape)} for {tuple(own[key].shape)}'
                                 for key in loaded if state[key].shape != own[key].shape]),
     ) if names]
     if problems:
-        raise ValueError(f'{path} does not fit this {what} ({len(loaded)} of {len(own)} '
+        raise DoesNotFit(f'{path} does not fit this {what} ({len(loaded)} of {len(own)} '
                          f'entries match). {"; ".join(problems)}')
     model.load_state_dict({key: state[key].to(own[key].dtype) for key in loaded}, strict=False)
     print_log(
-        f'{path}: {len(loaded)} entries loaded, {len(new)} new ({_some(new)}), {len(dropped)} '
-        f'dropped ({_some(dropped)}), resized: {", ".join(resized) or "none"}', logger='current')
+        f'{path}: {len(loaded)} entries loaded, {len(new)} new ({some(new)}), {len(dropped)} '
+        f'dropped ({some(dropped)}), resized: {", ".join(resized) or "none"}', logger='current')
     return LoadReport(loaded, new, dropped, resized)
 
 
@@ -60,12 +61,3 @@ def fit_state_dict(model: nn.Module, state: dict[str, Tensor]) -> list[str]:
         if hasattr(module, 'fit_state_dict'):
             done += module.fit_state_dict(state, f'{name}.' if name else '')
     return done
-
-
-def _some(names: list[str], limit: int = 6) -> str:
-    """Names, those that differ in a number as one, so that a line stays a line."""
-    groups = {}
-    for name in names:
-        groups.setdefault(re.sub(r'\.\d+\.', '.*.', name), []).append(name)
-    shown = [found[0] if len(found) == 1 else folded for folded, found in groups.items()]
-    return ', '.join(shown[:limit]) + (', ...' if len(shown) > limit else '') or 'none'

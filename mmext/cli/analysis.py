@@ -22,11 +22,13 @@ import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for th
 from mmext.analysis.drawing import save
 from mmext.analysis.intermediates import Layer, analyzed_layers, iterate_layers
 from mmext.analysis.timing import environment
-from mmext.checkpoints.files import read_state_dict
+from mmext.checkpoints.files import cached, read_state_dict
+from mmext.checkpoints.fit import load_into
 from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.arguments import use_device
 from mmext.cli.config_check import ConfigError, check_config
 from mmext.cli.launch import build_model, default_shape, load_config
+from mmext.cli.outputs import Names
 from mmext.datasets.loading import LoadImageFromFile
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm'}
@@ -65,8 +67,9 @@ def subjects(args) -> list[Subject]:
     for word in getattr(args, 'compare', []):
         config, _, checkpoint = word.partition('=')
         pairs.append((config, checkpoint or None))
-    names = [Path(config).stem for config, _ in pairs]
-    labels = [f'{name} {Path(checkpoint).stem}' if checkpoint and names.count(name) > 1 else name
+    names, label_of = [Path(config).stem for config, _ in pairs], Names()
+    labels = [label_of(f'{name} {Path(checkpoint).stem}'
+                       if checkpoint and names.count(name) > 1 else name)
               for name, (_, checkpoint) in zip(names, pairs, strict=True)]
     return [open_subject(args, label, config, checkpoint)
             for label, (config, checkpoint) in zip(labels, pairs, strict=True)]
@@ -106,10 +109,11 @@ def load_weights(model: nn.Module, checkpoint: str | None) -> list[str]:
             where = f' ({checkpoint} is not here)' if checkpoint else ''
             return [f'random weights{where}: give a checkpoint']
     elif any(key.startswith('backbone.') for key in read_state_dict(checkpoint)):
-        missing, unexpected = model.load_state_dict(read_state_dict(checkpoint), strict=False)
-        if not any(key.startswith('backbone.') for key in (*missing, *unexpected)):
-            parts = sorted({key.split('.')[0] for key in missing})
-            return [f'{", ".join(parts)} not in the checkpoint, random'] if parts else []
+        fit = load_into(model, read_state_dict(checkpoint))
+        if not any(key.startswith('backbone.') for key in fit.differing):
+            parts = sorted({key.split('.')[0] for key in (*fit.missing, *fit.reshaped)})
+            return [f'{", ".join(parts)} not in the checkpoint, or of another size: random'
+                    ] if parts else []
         options = {'prefix': 'backbone.'}  # of another task: what its backbone shares with ours
     report = backbone.load_pretrained(checkpoint, **options)
     new = getattr(report, 'new', [])
@@ -120,7 +124,7 @@ def load_weights(model: nn.Module, checkpoint: str | None) -> list[str]:
 def local_copy(path: str) -> Path:
     if '://' not in path:
         return Path(path)
-    return Path(torch.hub.get_dir()) / 'checkpoints' / path.split('?')[0].rsplit('/', 1)[-1]
+    return cached(path)
 
 
 def make_dense(backbone: nn.Module) -> None:
@@ -203,7 +207,7 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
     if progress:
         print(f'{subject.label}: {len(infos)} images', file=sys.stderr)
         bar = ProgressBar(len(infos), file=sys.stderr) if sys.stderr.isatty() else None
-    waiting, seen = [], set()
+    waiting, name_of = [], Names()
 
     def hand_on() -> Iterator[Batch]:
         names, inputs, samples = zip(*waiting, strict=True)
@@ -223,9 +227,7 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
             info = load.transform(dict(info))
             if not reads_bgr:
                 info['img'] = info['img'][..., ::-1]
-        name = Path(info.get('img_path') or f"image_{info.get('sample_idx', number)}").stem
-        name = f'{name}_{number}' if name in seen else name
-        seen.add(name)
+        name = name_of(info.get('img_path') or f"image_{info.get('sample_idx', number)}")
         item = subject.pipeline(info)
         full = len(waiting) == args.batch_size
         if waiting and (full or waiting[-1][1].shape != item['inputs'].shape):

@@ -98,6 +98,10 @@ def add_cfg_options(parser: argparse.ArgumentParser) -> None:
                         'model.backbone.keep_ratio="(0.9,0.1)"')
 
 
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--overwrite', action='store_true', help='replace existing outputs')
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--device', help='e.g. cpu or cuda:1 (default: a GPU where there is one)')
 

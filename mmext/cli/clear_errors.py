@@ -34,24 +34,36 @@ def is_first_process() -> bool:
         or dist.get_rank() == 0
 
 
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """The Ctrl-C that an error came of, or is.
+
+    What is interrupted often ends with an error of its own: torch's writer of files, mmengine
+    while it formats the config for a checkpoint.
+    """
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 @contextlib.contextmanager
-def one_clear_error(after_interrupt: str = ''):
+def one_clear_error():
     """End the process with status 1 and the cause as last line; details stay above it.
 
-    Args:
-        after_interrupt: how to go on after Ctrl-C.
+    After Ctrl-C the status is 130, and the line says what the KeyboardInterrupt was given, such
+    as how to go on.
     """
     try:
         yield
-    except KeyboardInterrupt:
-        print('; '.join(filter(None, ('\ninterrupted', after_interrupt))), file=sys.stderr)
-        raise SystemExit(130) from None
     except SystemExit as end:
         if not isinstance(end.code, str):
             raise
         print(f'error: {end.code.removeprefix("error: ")}', file=sys.stderr)
         raise SystemExit(1) from None
-    except Exception as error:
+    except (KeyboardInterrupt, Exception) as error:
+        interrupt = interrupt_behind(error)
+        if interrupt is not None:
+            print('; '.join(['\ninterrupted', *map(str, interrupt.args)]), file=sys.stderr)
+            raise SystemExit(130) from None
         cause = root_cause(error)
         if sys.stderr.isatty():
             print(file=sys.stderr)  # a progress bar may stand on this line

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
-from mmext.checkpoints.files import read_state_dict
+from mmext.cli.checkpoint_check import check_fits
 from mmext.cli.config_check import ConfigError
 from mmext.cli.launch import build_model, default_shape, load_config, set_keep_ratio
+from mmext.cli.outputs import check_outputs
 
 
 class Exportable(nn.Module):
@@ -36,7 +37,7 @@ def build_part(args) -> tuple[Exportable, tuple[int, int]]:
     cfg = load_config(args.config, args.cfg_options, None, 'none')
     model = build_model(cfg).requires_grad_(False)
     if args.checkpoint:
-        load(model, args.checkpoint)
+        check_fits(args.checkpoint, model)
     if 'keep_ratio' in args:
         set_keep_ratio(model.backbone, args.keep_ratio)
     if hasattr(model.backbone, 'set_gather'):
@@ -49,16 +50,6 @@ def build_part(args) -> tuple[Exportable, tuple[int, int]]:
     if part == 'neck' and getattr(model, 'neck', None) is None:
         raise ConfigError(f'--neck: {type(model).__name__} of this config has no neck')
     return Exportable(model, part).eval(), args.shape or default_shape(model, cfg)
-
-
-def load(model: nn.Module, checkpoint: str) -> None:
-    state = read_state_dict(checkpoint)
-    result = model.load_state_dict(state, strict=False)
-    if result.missing_keys or result.unexpected_keys:
-        raise ConfigError(
-            f'{checkpoint} does not fit the config: {len(result.missing_keys)} missing '
-            f'({", ".join(result.missing_keys[:3])}), {len(result.unexpected_keys)} unexpected '
-            f'({", ".join(result.unexpected_keys[:3])})')
 
 
 def write(part: Exportable, size: tuple[int, int], fmt: str, out: str, opset: int = 18) -> None:
@@ -105,6 +96,7 @@ def largest_difference(part: Exportable, run, size: tuple[int, int], batch: int)
 
 def run(args) -> int:
     """Export, load again and compare; 1 where the two differ. ``args`` of export.py."""
+    check_outputs([args.out], args.overwrite, [args.config, args.checkpoint])
     part, size = build_part(args)
     write(part, size, args.format, args.out, args.opset)
     exported = runner(args.format, args.out)

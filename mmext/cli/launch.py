@@ -7,6 +7,7 @@ import os.path as osp
 
 from mmengine.config import Config
 from mmengine.hub import get_config
+from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import MODELS, RUNNERS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
@@ -16,7 +17,8 @@ from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.clear_errors import one_clear_error  # noqa: F401  (for the tools)
 from mmext.compat import cpu
 
-from .checkpoint_check import check_checkpoint_file
+from . import work_dir as work_dirs
+from .checkpoint_check import check_checkpoint_file, check_fits, check_resumes, check_start
 from .config_check import ConfigError, check_checkpoints, check_config, check_data_paths
 from .config_walk import walk
 
@@ -124,6 +126,10 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
 
     Args:
         splits: The data that will be used, out of 'train', 'val', 'test'.
+
+    Raises:
+        ConfigError: what the config asks for does not exist, or its work dir is in use.
+        DoesNotFit: the checkpoint to start from, to resume or to test is of another model.
     """
     forbid_code_in_checkpoints()
     cpu.adapt_config(cfg)
@@ -134,11 +140,39 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     if cfg.default_scope == 'mmdet':
         from mmext.cli.annotation_check import check_dataset_cfg
         check_dataset_cfg(cfg, splits)
+    if 'train' in splits:
+        save_safely(cfg)
+        work_dirs.claim(cfg)
     cpu.init_process_group(cfg.launcher)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
     runner.logger.info(mmext.compat.patched())
     refuse_damaged_images(runner)
+    if cfg.get('load_from') and not osp.isdir(cfg.load_from):  # sharded states are folders
+        hold_against_checkpoint(runner, cfg, 'train' in splits)
     return runner
+
+
+def save_safely(cfg: Config) -> None:
+    """Give a config of another package our checkpoint hook, which takes the same arguments."""
+    hook = cfg.setdefault('default_hooks', {}).setdefault(
+        'checkpoint', dict(type='CheckpointHook', interval=1))
+    if hook and hook.get('type') == 'CheckpointHook':
+        hook['type'] = 'mmext.SafeCheckpointHook'
+
+
+def hold_against_checkpoint(runner: Runner, cfg: Config, training: bool) -> None:
+    """Refuse a checkpoint that is of another model before anything runs."""
+    model = runner.model
+    if not isinstance(model, nn.Module):  # a runner with a strategy builds it later
+        model = build_model(cfg)
+    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+        model = model.module
+    if not training:
+        check_fits(cfg.load_from, model)
+    elif cfg.get('resume'):
+        check_resumes(cfg.load_from, model, cfg)
+    else:
+        check_start(cfg.load_from, model)
 
 
 def set_visualizer(cfg: Config) -> None:

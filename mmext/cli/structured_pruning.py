@@ -8,9 +8,11 @@ import torch
 
 from mmext.analysis.flop_counter import count_flops
 from mmext.checkpoints.files import read_state_dict
+from mmext.checkpoints.fit import require
 from mmext.checkpoints.structured import load_pruned, prune_vit, save_pruned
 from mmext.checkpoints.vit import to_timm
 from mmext.cli.config_check import ConfigError
+from mmext.cli.outputs import check_outputs
 
 
 def build(arch: str, checkpoint: str | None) -> torch.nn.Module:
@@ -26,11 +28,8 @@ def build(arch: str, checkpoint: str | None) -> torch.nn.Module:
     if state is None:
         warnings.warn('no --checkpoint: random weights are pruned, of use for FLOPs only')
         return model
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    missing = [name for name in missing if not name.startswith('head.')]
-    if missing or unexpected:
-        raise ConfigError(f'{checkpoint} does not fit {arch}: missing {missing[:4]}, '
-                         f'left over {unexpected[:4]}')
+    require(model, state, checkpoint, lambda name: 'head.weight' not in state
+            and name.startswith('head.'))
     return model
 
 
@@ -42,6 +41,8 @@ def measure(model: torch.nn.Module, shape: tuple[int, int]) -> dict:
 
 def run(args) -> None:
     """Prune, write weights and JSON, print; ``args`` of structured_pruning.py."""
+    numbers = args.json or args.out.with_suffix('.json')
+    check_outputs([args.out, numbers], args.overwrite, [args.checkpoint])
     model = build(args.arch, args.checkpoint)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     heads = prune_vit(model, args.variant, args.ratio, args.head_ratio, args.round_to)
@@ -64,7 +65,7 @@ def run(args) -> None:
         'head_dim': [block.attn.head_dim for block in blocks],
         'mlp_hidden': [block.mlp.fc1.out_features for block in blocks],
     }
-    (args.json or args.out.with_suffix('.json')).write_text(json.dumps(result, indent=1) + '\n')
+    numbers.write_text(json.dumps(result, indent=1) + '\n')
     for name in ('before', 'after'):
         print(f"{name:<7} {result[name]['gflops']:10.3f} GFLOPs {result[name]['params']:>14,} "
               'parameters')

@@ -266,6 +266,20 @@ def test_resume_finds_a_moved_work_dir(root_dir, monkeypatch, capsys, digits, tm
     assert code == 1 and line.startswith(f'error: {run / "iter_2.pth"} is damaged')
 
 
+def test_a_checkpoint_of_other_classes_is_not_tested(
+        root_dir, monkeypatch, capsys, digits, tmp_path):
+    from mmext.cli.launch import build_model, load_config
+    config, path = tmp_path / 'config.py', tmp_path / 'other.pth'
+    config.write_text(CONFIG.format(data=str(digits), iters=2))
+    state = build_model(load_config(str(config), None, None, 'none')).state_dict()
+    state['head.fc.weight'], state['head.fc.bias'] = torch.ones(5, 32), torch.ones(5)
+    torch.save(dict(state_dict=state, meta=dict(iter=2, epoch=0), optimizer={}), path)
+    for tool, args in (('test', [config, path]), ('train', [config, '--resume', path])):
+        code, line = tool_in_process(
+            root_dir, monkeypatch, capsys, tool, *args, '--work-dir', tmp_path / 'run')
+        assert code == 1 and '2 have another shape (head.fc.weight, head.fc.bias)' in line, line
+
+
 RUNS = """
 import importlib.util, os, random, signal, sys, time, torch
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from mmext.checkpoints.files import read_state_dict
-from mmext.models import BiasPrunedViT
+from mmext.models import DMST, BiasPrunedViT
 
 
 @pytest.fixture(scope='module')
@@ -57,6 +57,31 @@ def test_safetensors_and_linear_head(tool, state, tmp_path):
     assert 'head.fc.weight' in read_state_dict(str(tmp_path / 'c.pth'))
 
 
+def distilled():
+    return timm.create_model('deit_tiny_distilled_patch16_224', depth=1).state_dict()
+
+
+def test_distilled_deit_without_its_distillation_is_a_deit(tool, tmp_path):
+    """Its position goes, too: the file computes what timm's DeiT with these weights does."""
+    state = distilled()
+    torch.save({'model': state}, tmp_path / 'distilled.pth')
+    for layout in ('mmext', 'timm'):
+        assert tool.main([str(tmp_path / 'distilled.pth'), str(tmp_path / f'{layout}.pth'), '--to',
+                          layout, '--drop-distillation']) == 0
+    plain = timm.create_model('deit_tiny_patch16_224', depth=1).eval()
+    plain.load_state_dict(torch.load(tmp_path / 'timm.pth', weights_only=True))
+    assert torch.equal(plain.pos_embed[:, 1:], state['pos_embed'][:, 2:])
+    ours = BiasPrunedViT(dict(embed_dim=192, depth=1, num_heads=3), key_bias=False,
+                         out_type='cls_token').eval()
+    ours.load_pretrained(str(tmp_path / 'mmext.pth'), prefix='backbone.')
+    image = torch.randn(1, 3, 224, 224)
+    torch.testing.assert_close(ours(image)[-1], plain.forward_features(image)[:, 0],
+                               atol=1e-5, rtol=1e-5)
+    assert tool.main([str(tmp_path / 'distilled.pth'), str(tmp_path / 'p.pth'), '--to',
+                      'mmpretrain']) == 0  # which has a model for it
+    assert 'backbone.dist_token' in read_state_dict(str(tmp_path / 'p.pth'))
+
+
 def test_errors(tool, state, tmp_path, capsys):
     ours = BiasPrunedViT('tiny-test').state_dict()
     ours = {'backbone.' + key: value for key, value in ours.items()}
@@ -71,6 +96,16 @@ def test_errors(tool, state, tmp_path, capsys):
             (['det.pth', target, '--to', 'mmext'], '--backbone-only'),
             (['bias.pth', str(tmp_path / 'det.pth'), '--to', 'mmext'], '--overwrite'),
             (['bias.pth', str(tmp_path / 'o.safetensors'), '--to', 'mmext'], 'suffix .pth')):
+        assert tool.main([str(tmp_path / arguments[0]), *arguments[1:]]) == 1
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / 'out.pth').exists()
+    torch.save(DMST('tiny-test', attn='tssa').state_dict(), tmp_path / 'tost.pth')
+    torch.save({'model': distilled()}, tmp_path / 'distilled.pth')
+    for arguments, message in (
+            (['tost.pth', target, '--to', 'mmpretrain'], 'one of the ToST family'),
+            (['tost.pth', target, '--to', 'mmext'], 'mmext.DMST reads it'),
+            (['distilled.pth', target, '--to', 'mmext'], '--drop-distillation'),
+            (['bias.pth', str(tmp_path / 'bias.pth'), '--to', 'mmext', '--overwrite'], 'an input')):
         assert tool.main([str(tmp_path / arguments[0]), *arguments[1:]]) == 1
         assert message in capsys.readouterr().err
         assert not (tmp_path / 'out.pth').exists()

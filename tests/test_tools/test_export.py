@@ -9,7 +9,10 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmext.checkpoints.fit import DoesNotFit
+from mmext.checkpoints.safe_reader import UnreadableCheckpoint
 from mmext.cli import export as library
+from mmext.cli.config_check import ConfigError
 
 CLASSIFIER = """
 default_scope = 'mmpretrain'
@@ -109,11 +112,8 @@ def test_export_says_what_is_wrong(export, pruned, tmp_path, capsys):
     detector.write_text(DETECTOR_PARTS)
     out = str(tmp_path / 'a.pt2')
     fmt = ['--format', 'torch_export', '--out', out]
-    other = tmp_path / 'other.pth'
-    torch.save(dict(state_dict={'head.fc.weight': torch.ones(10, 32)}), other)
     for args, message in (
             ([detector, *fmt], 'depends on the image'), ([pruned, *fmt, '--neck'], 'no neck'),
-            ([pruned, other, *fmt], 'does not fit the config'),
             ([pruned, tmp_path / 'none.pth', *fmt], 'none.pth')):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             export.main(list(map(str, args)))
@@ -183,12 +183,41 @@ def test_published_checkpoint(root_dir, training_checkpoint, pruned, tmp_path, e
     torch.testing.assert_close(half['head.fc.weight'], weights['head.fc.weight'].half())
 
 
+def test_publishing_leaves_other_files_alone(root_dir, tmp_path):
+    """Also its input, given as the name to write to; and spreads no NaN."""
+    publish = module(root_dir, 'publish_model').publish
+    path = tmp_path / 'x.pth'
+    torch.save(dict(meta={}, state_dict=dict(weight=torch.full((3,), 7e4))), path)
+    before = path.read_bytes()
+    final = publish(str(path), str(path))
+    assert path.read_bytes() == before and final.exists() and final != path
+    assert publish(str(path), str(path)) == final
+    with pytest.raises(SystemExit, match=r'not finite \(weight; --half overflows'):
+        publish(str(path), str(path), half=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([final.name, path.name])
+
+
+def test_export_refuses_another_model_and_replaces_nothing(pruned, tmp_path, export):
+    cfg = Config.fromfile(pruned)
+    from mmext.cli.launch import build_model
+    state = build_model(cfg).state_dict()
+    state['head.fc.weight'] = state['head.fc.weight'][:2]
+    torch.save(dict(state_dict=state), tmp_path / 'x.pth')
+    options = ['--format', 'torch_export', '--out', str(tmp_path / 'a.pt2')]
+    with pytest.raises(DoesNotFit, match=r'another shape \(head\.fc\.weight\)'):
+        export.main([str(pruned), str(tmp_path / 'x.pth'), *options])
+    (tmp_path / 'a.pt2').write_text('mine')
+    with pytest.raises(ConfigError, match='--overwrite replaces it'):
+        export.main([str(pruned), *options])
+    assert (tmp_path / 'a.pt2').read_text() == 'mine'
+
+
 def test_publishing_refuses_what_is_no_checkpoint(root_dir, tmp_path):
     publish = module(root_dir, 'publish_model').publish
     broken, bare = tmp_path / 'broken.pth', tmp_path / 'bare.pth'
     broken.write_bytes(b'PK\x03\x04 nothing')
     torch.save({'weight': torch.ones(1)}, bare)
-    with pytest.raises(SystemExit, match='damaged'):
+    with pytest.raises(UnreadableCheckpoint, match='damaged'):
         publish(str(broken), str(tmp_path / 'a.pth'))
     with pytest.raises(SystemExit, match='no state_dict'):
         publish(str(bare), str(tmp_path / 'a.pth'))

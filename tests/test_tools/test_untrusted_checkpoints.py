@@ -1,9 +1,13 @@
 """A checkpoint that would run code is refused wherever a file goes in, and the cure is named."""
 
+import functools
+import http.server
 import importlib.util
 import inspect
 import os
+import pickle
 import sys
+import threading
 
 import pytest
 import timm
@@ -119,6 +123,32 @@ def test_analysis_tools(attack, tool, root_dir, tmp_path, capsys):
     rest = ['confusion_matrix', config, str(attack), '--show-path', str(tmp_path / 'cm.png')]
     said = refusal(lambda: tool('analysis_tools/openmmlab').main(rest), capsys)
     assert str(attack) in said and CURE in said
+
+
+def test_openmmlab_from_any_place(attack, tool, root_dir, tmp_path, capsys, monkeypatch):
+    """By URL and in results: what is refused is not the spelling of a path."""
+    monkeypatch.setattr(torch.hub, '_hub_dir', str(tmp_path / 'hub'))
+    config = str(root_dir / 'configs' / 'quickstart' / 'digits_cls.py')
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
+    threading.Thread(target=server.serve_forever).start()
+    results = tmp_path / 'results.pkl'
+    results.write_bytes(pickle.dumps([Attack(tmp_path / 'executed')]))
+    try:
+        for word in (f'http://127.0.0.1:{server.server_port}/{attack.name}', str(results)):
+            rest = ['confusion_matrix', config, word, '--show-path', str(tmp_path / 'cm.png')]
+            said = refusal(lambda rest=rest: tool('analysis_tools/openmmlab').main(rest), capsys)
+            assert CURE in said, said
+    finally:
+        server.shutdown()
+
+
+def test_own_scripts(attack, capsys):
+    """mmengine's functions after `import mmext.registry`, and its second try with code allowed."""
+    from mmengine.runner.checkpoint import _load_checkpoint, load_checkpoint
+    for load in (_load_checkpoint, lambda path: load_checkpoint(torch.nn.Linear(1, 1), path)):
+        said = refusal(lambda load=load: load(str(attack)), capsys)
+        assert str(attack) in said and CURE in said
 
 
 @pytest.mark.parametrize('name, arguments', [

@@ -66,14 +66,22 @@ def main(argv=None):
     parser.add_argument('rest', nargs=argparse.REMAINDER, help='options of the tool')
     args = parser.parse_args(argv)
     # after parsing, so that --help and typing errors answer at once
+    from mmext.checkpoints.files import local_file
     from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
-    from mmext.cli.checkpoint_check import check_readable
-    from mmext.cli.launch import load_config
-    path = script(load_config(args.config, None, None, 'none').default_scope, args.tool)
+    from mmext.cli.arguments import add_cfg_options
+    from mmext.cli.checkpoint_check import check_fits, check_readable
+    from mmext.cli.launch import build_model, load_config
+    forbid_code_in_checkpoints()
+    own = argparse.ArgumentParser(add_help=False)
+    add_cfg_options(own)
+    cfg = load_config(args.config, own.parse_known_args(args.rest)[0].cfg_options, None, 'none')
+    path = script(cfg.default_scope, args.tool)
     for word in args.rest:
-        if word.endswith('.pth') and Path(word).is_file():
-            forbid_code_in_checkpoints()
-            check_readable(word)
+        if word.split('?')[0].endswith(('.pth', '.pt', '.safetensors')) and (
+                '://' in word or Path(word).is_file()):
+            check_readable(local_file(word))
+            if args.tool == 'confusion_matrix':
+                check_fits(word, build_model(cfg))
     given = args.rest if args.tool == 'analyze_logs' else [args.config, *args.rest]
     before = sys.argv
     sys.argv = [str(path), *given]

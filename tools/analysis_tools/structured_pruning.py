@@ -13,7 +13,7 @@ Examples:
 
 from pathlib import Path
 
-from mmext.cli.arguments import add_shape, command_line, positive
+from mmext.cli.arguments import add_overwrite, add_shape, command_line, positive
 from mmext.cli.clear_errors import one_clear_error
 
 
@@ -30,6 +30,7 @@ def parse_args(argv=None):
     add_shape(parser, (224, 224), 'image of the FLOP counts')
     parser.add_argument('--out', type=Path, required=True, help='file to write, e.g. pruned.pth')
     parser.add_argument('--json', type=Path, help='default: OUT with the suffix .json')
+    add_overwrite(parser)
     return parser.parse_args(argv)
 
 

@@ -11,6 +11,21 @@ fail() {
     exit 1
 }
 
+# run COMMAND [ARGUMENT ...]: waits for it; a signal to this script ends it, too, with all that it
+# started, where bash alone would wait for its end or leave it running.
+run() {
+    local status=0
+    set -m  # a process group of its own
+    "$@" <&0 &
+    child=$!
+    set +m
+    trap 'kill -TERM -- "-$child" 2>/dev/null; wait "$child"; exit 143' TERM HUP
+    trap 'kill -INT -- "-$child" 2>/dev/null; wait "$child"; exit 130' INT
+    wait "$child" || status=$?
+    trap - TERM HUP INT
+    return $status
+}
+
 is_new_enough() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
@@ -75,7 +90,7 @@ ensure_cv2() {
 }
 
 ensure_env() {
-    local call round
+    local call round argument arguments
     PYTHON="$(find_python)" || exit 1
     export PYTHON
     # Old pips would build the OpenMMLab packages outside an isolated environment, and with torch
@@ -85,11 +100,13 @@ ensure_env() {
         call="$("$PYTHON" "$ROOT/tools/dev/env_state.py" "$ROOT" "$@")" || exit 1
         [ -n "$call" ] || break
         [ $round = 1 ] && echo "Installing mmext and what it needs (some minutes, once)" >&2
-        echo "+ pip install $call" >&2
-        eval "\"$PYTHON\" -m pip install --disable-pip-version-check $call" >&2 ||
+        arguments=()  # one a line
+        while IFS= read -r argument; do arguments+=("$argument"); done <<<"$call"
+        echo "+ pip install ${arguments[*]}" >&2
+        run "$PYTHON" -m pip install --disable-pip-version-check "${arguments[@]}" >&2 ||
             fail "pip could not install the project; its message is above"
     done
     call="$("$PYTHON" "$ROOT/tools/dev/env_state.py" "$ROOT" "$@")" || exit 1
-    [ -z "$call" ] || fail "still missing after the installation: $call"
+    [ -z "$call" ] || fail "still missing after the installation: ${call//$'\n'/ }"
     ensure_cv2
 }

@@ -1,4 +1,4 @@
-"""Says what pip still has to do for this checkout: prints pip's arguments, one call a line.
+"""Says what pip still has to do for this checkout: prints pip's arguments, one a line.
 
 Standard library only, so that it runs in an environment that is still empty. Prints nothing when
 the checkout is installed (editable, at this version) with all it needs. Where the original
@@ -9,7 +9,6 @@ would overwrite the same folders.
 import argparse
 import json
 import re
-import shlex
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -78,7 +77,7 @@ def requirements_of(root, extras):
 
 
 def pip_calls(root, extras):
-    """Arguments of each ``pip install`` still needed."""
+    """Arguments of each ``pip install`` still needed, at most one at a time."""
     target = f'{root}[{",".join(extras)}]' if extras else str(root)
     wanted = requirements_of(root, extras)
     originals = any(version_of(twin) for name, twins in TWINS.items() if name.startswith('onedl')
@@ -100,4 +99,4 @@ if __name__ == '__main__':
     if not (args.root / 'mmext' / '__init__.py').is_file():
         parser.error(f'{args.root} is no checkout of mmext')
     for call in pip_calls(args.root.resolve(), args.extras):
-        print(shlex.join(call))
+        print(*call, sep='\n')

@@ -54,13 +54,13 @@ train() {
         echo "$name: trained already, see $folder (--fresh trains again)"
         return
     fi
-    "$PYTHON" tools/train.py "$config" --work-dir "$folder" --resume "$@"
+    run "$PYTHON" tools/train.py "$config" --work-dir "$folder" --resume "$@"
     [ -n "$(final_checkpoint "$folder")" ] || fail "$name: no finished run in $folder"
 }
 
 started=$SECONDS
 echo "== 1/3 data: canvases of handwritten digits"
-"$PYTHON" tools/dataset_converters/digits.py --out data/digits --overwrite
+run "$PYTHON" tools/dataset_converters/digits.py --out data/digits --overwrite
 echo "== 2/3 classifier: pre-trains the backbone on single digits"
 train classifier "$cls" configs/quickstart/digits_cls.py
 echo "== 3/3 detector: Mask R-CNN from this backbone"

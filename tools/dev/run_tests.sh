@@ -9,4 +9,4 @@ ensure_env tests
 if [ $# -eq 0 ]; then set -- -m "not slow"; fi
 # one worker and one thread a core: most tests are too small for more threads
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-"$PYTHON" -m pytest -q -n auto --maxprocesses=8 --durations=10 "$@"
+exec "$PYTHON" -m pytest -q -n auto --maxprocesses=8 --durations=10 "$@"

@@ -14,6 +14,7 @@ Example::
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -39,15 +40,42 @@ def parse_args(argv=None):
     parser.add_argument(
         '--drop-key-bias', action='store_true',
         help="leave out the key bias, which timm's and mmpretrain's bodies do not have")
+    parser.add_argument(
+        '--drop-distillation', action='store_true',
+        help="leave out the distillation token, its position and its head, which mmext's body does "
+        'not have; what the network computes changes')
     parser.add_argument('--overwrite', action='store_true', help='replace an existing TARGET')
     return parser.parse_args(argv)
 
 
 def convert(state: dict, layout: str, head: str = 'vit', backbone_only: bool = False,
-            drop_key_bias: bool = False) -> dict:
-    """State dict of any layout to ``layout``; ValueError where a value would be lost unasked."""
+            drop_key_bias: bool = False, drop_distillation: bool = False) -> dict:
+    """State dict of any layout to ``layout``.
+
+    Raises:
+        ValueError: it is of no ViT, or a value would be lost unasked.
+    """
+    import torch
+
     from mmext.checkpoints.vit import timm_to_mmext, timm_to_mmpretrain, to_timm
+    foreign = sorted(name for name in state if re.search(
+        r'(^|\.)(cls_attn_blocks\.|blocks\.\d+\.(attn\.(temp|to_out\.|membership\.)|gamma))', name))
+    if foreign:
+        raise ValueError(f'not a ViT checkpoint but one of the ToST family ({foreign[0]}, ...): '
+                         'mmext.DMST reads it as it is, and no other layout is known')
     out = to_timm(state)
+    if 'dist_token' in out and (layout == 'mmext' or drop_distillation):
+        if not drop_distillation:
+            raise ValueError(
+                "the checkpoint is of a distilled DeiT, whose second token mmext's body does not "
+                'have; --drop-distillation leaves it out with its position and its head, and '
+                'changes what the network computes')
+        position = out['pos_embed']
+        out['pos_embed'] = torch.cat([position[:, :1], position[:, 2:]], 1)
+        gone = [key for key in out if key == 'dist_token' or key.startswith('head_dist.')]
+        out = {key: value for key, value in out.items() if key not in gone}
+        state = {key: value for key, value in state.items() if not re.search(
+            r'(^|\.)(dist_token$|head_dist\.)', key)}
     if backbone_only:
         out = {key: value for key, value in out.items() if key.split('.')[0] not in (
             'head', 'head_dist', 'neck', 'data_preprocessor')}
@@ -85,15 +113,16 @@ def main(argv=None) -> int:
     # after parsing, so that --help and typing errors answer at once
     from mmext.checkpoints.files import read_state_dict
     from mmext.checkpoints.vit import detect_layout
+    from mmext.cli.outputs import check_outputs
     target = Path(args.target)
     try:
-        if target.exists() and not args.overwrite:
-            raise ValueError(f'{target} exists; --overwrite replaces it')
+        check_outputs([target], args.overwrite, [args.source])
         if target.suffix == '.safetensors' and args.to != 'timm':
             raise ValueError(f'--to {args.to} nests its tensors: give TARGET the suffix .pth')
         state = read_state_dict(args.source, args.prefix)
         layout = detect_layout(state)
-        out = convert(state, args.to, args.head, args.backbone_only, args.drop_key_bias)
+        out = convert(state, args.to, args.head, args.backbone_only, args.drop_key_bias,
+                      args.drop_distillation)
     except (ValueError, FileNotFoundError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 1

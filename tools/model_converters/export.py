@@ -14,7 +14,13 @@ Examples:
 import importlib.util
 import sys
 
-from mmext.cli.arguments import add_cfg_options, add_keep_ratio, add_shape, command_line
+from mmext.cli.arguments import (
+    add_cfg_options,
+    add_keep_ratio,
+    add_overwrite,
+    add_shape,
+    command_line,
+)
 from mmext.cli.clear_errors import one_clear_error
 
 SUFFIX = {'onnx': '.onnx', 'torch_export': '.pt2'}
@@ -37,6 +43,7 @@ def parse_args(argv=None):
         help='largest difference from the model that passes, in units of its largest output where '
         'that exceeds 1')
     add_cfg_options(parser)
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     if args.opset < 17:
         parser.error(f'--opset {args.opset} is too old, 17 or more is needed')

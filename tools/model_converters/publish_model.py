@@ -4,6 +4,7 @@ Keeps the weights and plain facts about the model; leaves out the optimizer, the
 history and paths of this machine. Of a run with a moving average the weights are that average
 (mmengine saves it in their place); --raw publishes what was trained beside it. Writes
 OUT-<first 8 digits of its SHA-256>.pth, which torch.load(..., weights_only=True) and mmengine read.
+Every tool here verifies that hash. CHECKPOINT and other files stay as they are.
 
 Example:
     python tools/model_converters/publish_model.py work_dirs/run/epoch_30.pth deit-s-bias.pth
@@ -12,6 +13,7 @@ Example:
 import argparse
 import hashlib
 import sys
+import tempfile
 from pathlib import Path
 
 from mmext.cli.clear_errors import one_clear_error
@@ -39,11 +41,9 @@ def publish(checkpoint: str, out: str, raw: bool = False, half: bool = False) ->
     """Write the published form of ``checkpoint``; returns its path with the hash in its name."""
     import torch
 
-    from mmext.checkpoints.safe_reader import UnreadableCheckpoint, read_checkpoint
-    try:
-        content = read_checkpoint(checkpoint)
-    except UnreadableCheckpoint as error:
-        raise SystemExit(f'error: {error}') from error
+    from mmext.checkpoints.safe_reader import read_checkpoint
+    from mmext.engine.run_state import not_finite
+    content = read_checkpoint(checkpoint)
     if not isinstance(content, dict) or 'state_dict' not in content:
         raise SystemExit(f'{checkpoint} is no checkpoint of a training run: it has no state_dict')
     state = content['state_dict']
@@ -56,11 +56,17 @@ def publish(checkpoint: str, out: str, raw: bool = False, half: bool = False) ->
     state = {key: value.to(torch.float16) if half and value.is_floating_point() else value.clone()
              for key, value in state.items()}
     facts = {key: plain(value) for key, value in content.get('meta', {}).items() if key in FACTS}
+    bad = list(not_finite(state))
+    if bad:
+        raise SystemExit(f'{checkpoint} is not published: {len(bad)} of its weights are not finite '
+                         f'({", ".join(bad[:3])}{"; --half overflows" if half else ""})')
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    torch.save(dict(meta=facts, state_dict=state), out)
-    digest = hashlib.sha256(Path(out).read_bytes()).hexdigest()[:8]
-    final = Path(out).with_name(f'{Path(out).stem}-{digest}.pth')
-    Path(out).replace(final)
+    with tempfile.TemporaryDirectory(dir=Path(out).parent) as folder:
+        written = Path(folder) / Path(out).name
+        torch.save(dict(meta=facts, state_dict=state), written)
+        digest = hashlib.sha256(written.read_bytes()).hexdigest()[:8]
+        final = Path(out).with_name(f'{Path(out).stem}-{digest}.pth')
+        written.replace(final)  # where there is one of this name, it is the same file
     torch.load(final, map_location='cpu', weights_only=True)  # fails here rather than at a user's
     return final
 

@@ -25,6 +25,7 @@ from mmext.cli.analysis import (
     write_figure,
 )
 from mmext.cli.arguments import ratio_word
+from mmext.cli.checkpoint_check import check_fits
 from mmext.cli.config_check import ConfigError
 from mmext.cli.launch import build_runner
 from mmext.layers import QueryKeyFreeAttention
@@ -134,6 +135,8 @@ def evaluator(args, subject):
     cfg.update(custom_hooks=[], load_from=None, resume=False, work_dir=str(args.out / 'runner'))
     cfg.model.backbone.init_cfg = None
     runner = build_runner(cfg, ('test',))
+    if args.checkpoint:  # the head, too: its answers are evaluated
+        check_fits(args.checkpoint, runner.model)
     runner.model.to(args.device).load_state_dict(subject.model.state_dict())
 
     def evaluate(backbone):
