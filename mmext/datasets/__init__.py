@@ -2,9 +2,9 @@
 
 from mmext.registry import DATASETS
 
-from .loading import ImageError, LoadImageFromFile
+from .loading import ImageError, LoadImageFromFile, NameImage
 
-__all__ = ['ImageError', 'LoadImageFromFile']
+__all__ = ['ImageError', 'LoadImageFromFile', 'NameImage']
 
 
 @DATASETS.register_module(name='SVHN')
