@@ -437,8 +437,8 @@ def check_polygons(chosen, segmentations, sizes, xywh, faults, line, empty, apar
         gone[at] = coco_mask.area(coco_mask.merge(codes)) == 0
     empty[chosen[gone]] = True
     x, y, width, height = xywh.T
-    apart[chosen[sound & ~gone & (
-        (right < x - 2) | (left > x + width + 2) | (bottom < y - 2) | (top > y + height + 2))]] = True
+    away = (right < x - 2) | (left > x + width + 2) | (bottom < y - 2) | (top > y + height + 2)
+    apart[chosen[sound & ~gone & away]] = True
 
 
 def check_runs(chosen, segmentations, sizes, xywh, faults, line, empty, apart) -> None:
@@ -489,13 +489,13 @@ def compressed_runs(texts: Sequence[str]) -> list[np.ndarray | None]:
     the run before the last. That function trusts its input, and reads on past its end.
     """
     codes = np.frombuffer(''.join(texts).encode('ascii'), np.uint8).astype(np.int64) - 48
-    ends = np.cumsum([len(text) for text in texts])
-    found = []
-    for start, end in zip([0, *ends[:-1]], ends, strict=True):
+    found, end = [], 0
+    for text in texts:
+        start, end = end, end + len(text)
         code = codes[start:end]
         last = np.flatnonzero(code & 32 == 0)
-        if not len(code) or (code < 0).any() or (code > 63).any() or last[-1:] != len(code) - 1:
-            found.append(None)
+        if (code < 0).any() or (code > 63).any() or not len(last) or last[-1] != len(code) - 1:
+            found.append(None)  # no code, or one that goes on behind its end
             continue
         first = np.concatenate([[0], last[:-1] + 1])
         place = np.arange(len(code)) - np.repeat(first, last - first + 1)

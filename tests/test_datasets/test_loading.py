@@ -244,7 +244,6 @@ def test_huge_image_is_named_and_not_decoded(tmp_path):
 
 def test_thin_image_is_named_where_the_pipeline_fails(tmp_path):
     """One pixel high: the resize that keeps the ratio comes to a height of 0."""
-    import mmext.registry  # noqa: F401
     from mmengine.registry import DefaultScope
     path = tmp_path / 'thin.png'
     Image.fromarray(np.zeros((1, 900, 3), np.uint8)).save(path)
