@@ -18,7 +18,7 @@ from mmengine.logging import print_log
 
 from mmext.datasets.loading import ImageError, read_header, turn
 
-from .coco_fields import check_fields, outside
+from .coco_fields import check_fields, column, outside
 
 HEADERS = 5_000  # images whose size is looked up before a run: seconds on a local disk
 ROLES = {'train': 'train_dataloader', 'val': 'val_dataloader', 'test': 'test_dataloader'}
@@ -65,8 +65,8 @@ def check_coco_file(
     faults, warnings, columns = check_fields(
         data, masks, evaluated, ground_truth, classes, polygons_only)
     if columns:
-        names = [category.get('name') for category in data['categories']]
-        check_classes([name for name in names if type(name) is str], classes, report)
+        names = [one['name'] if type(one.get('name')) is str else '' for one in data['categories']]
+        check_classes(names, classes, report)
         count(data, names, columns, classes, report)
     missing = []
     if columns and image_dir is not None:
@@ -111,8 +111,7 @@ def count(data, names, columns, classes, report) -> None:
         crowd_only_images=int((crowds & ~filled).sum()),
         per_class={name: by_name.get(name, 0) for name in classes},
         image_ids={image.get('id') for image in data['images'] if type(image.get('id')) is int},
-        category_ids={category.get('name'): category.get('id') for category in data['categories']
-                      if type(category.get('name')) is str})
+        category_ids=dict(zip(names, column(data['categories'], 'id'), strict=True)))
 
 
 def judge(
@@ -218,7 +217,7 @@ def check_classes(names: list[str], classes: Sequence[str] | None, report: dict)
             f'{", ".join(listed[:5])}{", ..." if len(listed) > 5 else ""}; its own are: {shown}. '
             "Set metainfo=dict(classes=(...)) of the dataset, and num_classes of the heads")
         return
-    in_file = [name for name in names if name in classes]
+    in_file = list(dict.fromkeys(name for name in names if name in classes))
     if in_file != list(classes):
         first = next(i for i, name in enumerate(classes) if in_file[i] != name)
         report['errors'].append(

@@ -160,7 +160,7 @@ def check_fields(
     columns = check_annotations(
         anns, image_ids, category_ids, sizes, evaluated, faults, warnings)
     used = np.ones(len(categories), bool) if classes is None else np.array(
-        [category.get('name') in set(classes) for category in categories], bool)
+        [type(one.get('name')) is str and one['name'] in classes for one in categories], bool)
     columns['used'] = (columns['category'] >= 0) & np.append(used, False)[columns['category']]
     columns['dropped'] |= ~columns['used'] | (columns['image'] < 0)
     if masks is not False:

@@ -147,7 +147,8 @@ def run(count, seed, tmp_path):
         text = json.dumps(data)
         (tmp_path / 'a.json').write_text(text)
         try:
-            errors = check_coco_file(path, CLASSES, masks=True, train=True, evaluated=True)['errors']
+            report = check_coco_file(path, CLASSES, masks=True, train=True, evaluated=True)
+            errors = report['errors']
         except AnnotationError as error:
             errors = [str(error)]
         fields[name] += 1
