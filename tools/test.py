@@ -12,6 +12,7 @@ from mmengine.model import is_model_wrapper
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmext.cli.checkpoint_check import check_fits
+from mmext.cli.config_check import check_tta
 from mmext.cli.launch import (
     ConfigError,
     build_runner,
@@ -91,6 +92,7 @@ def main():
     if args.show_dir:
         draw_predictions(cfg, args.show_dir)
     if args.tta:
+        check_tta(cfg)
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model

@@ -51,8 +51,7 @@ def main():
     if args.resume is not None:
         cfg.resume = True
         cfg.load_from = None if args.resume == 'auto' else args.resume
-    splits = ('train', 'val') if cfg.get('val_cfg') else ('train',)
-    build_runner(cfg, splits).train()
+    build_runner(cfg, ('train', 'val')).train()
 
 
 if __name__ == '__main__':

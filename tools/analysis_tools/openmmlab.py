@@ -15,6 +15,7 @@ import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib.style
 from matplotlib import _tight_bbox
@@ -68,16 +69,20 @@ def main(argv=None):
     parser.add_argument('config')
     parser.add_argument('rest', nargs=argparse.REMAINDER, help='options of the tool')
     args = parser.parse_args(argv)
-    path = script(load_config(args.config, None, None, 'none').default_scope, args.tool)
+    cfg = load_config(args.config, None, None, 'none')
+    path = script(cfg.default_scope, args.tool)
     for word in args.rest:
         if word.endswith('.pth') and Path(word).is_file():
             forbid_code_in_checkpoints()
             check_readable(word)
-    given = args.rest if args.tool == 'analyze_logs' else [args.config, *args.rest]
     before = sys.argv
-    sys.argv = [str(path), *given]
     try:
-        with older_matplotlib():
+        with older_matplotlib(), TemporaryDirectory() as folder:
+            # as load_config understands it: with bases by name (mmext::...)
+            config = Path(folder) / (Path(args.config.split('::')[-1]).stem + '.py')
+            cfg.dump(config)
+            given = args.rest if args.tool == 'analyze_logs' else [str(config), *args.rest]
+            sys.argv = [str(path), *given]
             runpy.run_path(str(path), run_name='__main__')
     finally:
         sys.argv = before
