@@ -75,6 +75,7 @@ setup(
         'onedl-mmdetection>=3.5.1,<3.6',
         'onedl-mmpretrain>=1.3.6,<1.4',
         'pycocotools>=2.0.8',
+        'simplejpeg>=1.8',
         'scikit-learn>=1.3',
         'scipy>=1.10',
         'matplotlib>=3.7',
@@ -82,6 +83,7 @@ setup(
     extras_require={
         'tests': ['pytest>=8', 'pytest-xdist>=3.5', 'hypothesis>=6', 'ruff>=0.6',
                   'scikit-image>=0.22'],
+        'convert': ['supervision>=0.31'],
         'pruning': ['torch-pruning>=1.5'],
         'export': ['onnx>=1.16', 'onnxruntime>=1.18', 'onnxscript'],
         'log': ['tensorboard', 'wandb'],

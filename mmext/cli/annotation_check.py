@@ -18,7 +18,8 @@ from mmengine.logging import print_log
 
 from mmext.datasets.loading import ImageError, read_header, turn
 
-from .coco_fields import check_fields, column, outside
+from .coco_fields import check_fields, column
+from .paths import outside
 
 HEADERS = 5_000  # images whose size is looked up before a run: seconds on a local disk
 ROLES = {'train': 'train_dataloader', 'val': 'val_dataloader', 'test': 'test_dataloader'}

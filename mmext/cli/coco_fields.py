@@ -35,10 +35,11 @@ references, sizes or runs, which are most of the table. numpy checks a column at
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from pathlib import PurePosixPath, PureWindowsPath
 
 import numpy as np
 from pycocotools import mask as coco_mask
+
+from .paths import outside
 
 SHOWN = 20  # faults of a file that are printed in full
 STRAY = 1e-3  # share of objects that can be never found without being an error: slips of the pen
@@ -108,13 +109,6 @@ def repeated(values: np.ndarray, good: np.ndarray) -> np.ndarray:
     first = np.zeros(len(values), bool)
     first[np.unique(values, return_index=True)[1]] = True
     return np.flatnonzero(~first & good)
-
-
-def outside(name: str) -> bool:
-    """Whether a path of a file leaves its folder: absolute, or upwards, on any system."""
-    windows = PureWindowsPath(name)
-    return (PurePosixPath(name).is_absolute() or bool(windows.drive or windows.root)
-            or '..' in windows.parts or '\0' in name)
 
 
 def show(value) -> str:
