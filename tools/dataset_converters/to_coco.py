@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import yaml
 from pycocotools import mask as coco_mask
 
 from mmext.cli.annotation_check import check_coco_file
@@ -112,9 +113,11 @@ def from_yolo(args):
     """As ``from_labelme``, for every image."""
     _, yolo = readers()
     try:
-        names = yolo._extract_class_names(str(args.data))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f'{args.data}: {error}') from error
+        names = yaml.safe_load(args.data.read_text(encoding='utf-8'))['names']
+        names = [str(names[key]) for key in (sorted(names) if isinstance(names, dict) else
+                                             range(len(names)))]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise ConfigError(f'{args.data} holds no names: of classes ({error})') from error
 
     def objects():
         for image in find_images(args.images):
