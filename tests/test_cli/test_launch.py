@@ -199,3 +199,77 @@ def test_the_quickstart_detector_is_a_base_for_other_images(tmp_path):
     assert sample['inputs'].shape[1:] == (64, 128)
     assert truth.masks.masks.shape == (1, 50, 100)  # as --show-dir draws them: on the file
     assert truth.bboxes.tensor.tolist() == [[10, 10, 30, 30]]
+
+
+def test_a_base_by_name_works_in_every_tool(root_dir, tmp_path, monkeypatch, capsys):
+    """All read configs with load_config; mmdet's own tools get what it understood."""
+    import importlib.util
+    import json
+    import runpy
+    import sys
+
+    from PIL import Image
+    for path in (root_dir / 'tools').rglob('*.py'):
+        if path.name != 'summarize.py':  # reads what a run wrote down
+            assert 'Config.fromfile' not in path.read_text(), path.name
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location('tool', root_dir / 'tools' / name)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    config = tmp_path / 'mine.py'
+    config.write_text(f'_base_ = {DETECTOR!r}\n')
+    seen = []
+
+    def run_path(path, run_name):
+        cfg = Config.fromfile(sys.argv[1])  # as mmdet's browse_dataset does
+        check_config(cfg)
+        seen.append((sys.argv[2:], '_scope_' in str(cfg._cfg_dict)))
+
+    monkeypatch.setattr(runpy, 'run_path', run_path)
+    load('analysis_tools/openmmlab.py').main(['browse_dataset', str(config), '--not-show'])
+    assert seen == [(['--not-show'], False)]
+
+    root = tmp_path / 'data'
+    (root / 'annotations').mkdir(parents=True)
+    for split in ('train', 'val'):
+        (root / split).mkdir()
+        Image.new('RGB', (20, 30)).save(root / split / 'x.png')
+        square = [[2, 2, 12, 2, 12, 12, 2, 12]]
+        (root / 'annotations' / f'instances_{split}.json').write_text(json.dumps(dict(
+            images=[dict(id=1, file_name='x.png', width=20, height=30)],
+            categories=[dict(id=i, name=str(i)) for i in range(10)],
+            annotations=[dict(id=1, image_id=1, category_id=3, bbox=[2, 2, 10, 10], area=100,
+                              iscrowd=0, segmentation=square)])))
+    monkeypatch.setattr(sys, 'argv', ['check_coco.py', '--config', str(config), '--cfg-options',
+                                      f'data_root={root}'])
+    with pytest.raises(SystemExit) as end:
+        load('dataset_converters/check_coco.py').main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out.count('instances_train.json') >= 1
+
+
+def test_the_evaluator_of_a_base_is_not_forgotten(tmp_path):
+    """A config with data of its own that inherits COCO's evaluator: caught where COCO exists."""
+    import json
+
+    from mmext.cli.annotation_check import AnnotationError, check_dataset_cfg
+    for name, number in (('mine', 1), ('coco', 3)):
+        (tmp_path / f'{name}.json').write_text(json.dumps(dict(
+            images=[dict(id=i, file_name=f'{i}.png', width=20, height=30) for i in range(number)],
+            categories=[dict(id=i, name=str(i)) for i in range(10)],
+            annotations=[dict(id=1, image_id=0, category_id=3, bbox=[2, 2, 10, 10], area=100,
+                              iscrowd=0, segmentation=[[2, 2, 12, 2, 12, 12, 2, 12]])])))
+    from PIL import Image
+    Image.new('RGB', (20, 30)).save(tmp_path / '0.png')
+    cfg = read(DETECTOR, val_dataloader__dataset__data_root=str(tmp_path),
+               val_dataloader__dataset__ann_file='mine.json',
+               val_dataloader__dataset__data_prefix__img='',
+               val_evaluator__ann_file=str(tmp_path / 'coco.json'))
+    with pytest.raises(AnnotationError, match=r'val_evaluator\.ann_file=.*coco.json. has 2 images '
+                       r'that the data set .* lacks.*set val_evaluator\.ann_file to'):
+        check_dataset_cfg(cfg, ('val',))
+    cfg.val_evaluator.ann_file = str(tmp_path / 'mine.json')
+    check_dataset_cfg(cfg, ('val',))
