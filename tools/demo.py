@@ -30,7 +30,7 @@ def parse_args(argv=None):
         '--score-thr', type=float, default=0.3, help='draw objects from this score on')
     parser.add_argument('--device', help='default: a GPU where there is one')
     args = parser.parse_args(argv)
-    for path in (args.images, Path(args.config), Path(args.checkpoint)):
+    for path in (args.images, Path(args.checkpoint)):
         if not path.exists():
             parser.error(f'{path} does not exist')
     return args
@@ -112,17 +112,12 @@ def classifier(args, cfg):
 def main(argv=None):
     args = parse_args(argv)
     # after parsing, so that --help and typing errors answer at once
-    from mmengine.config import Config
-
-    import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
     from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
     from mmext.cli.checkpoint_check import check_readable
-    from mmext.cli.launch import set_visualizer
-    cfg = Config.fromfile(args.config)
-    scope = cfg.get('default_scope')
-    if scope not in ('mmdet', 'mmpretrain'):
-        raise SystemExit(f'error: default_scope={scope!r} of {args.config} is neither mmdet nor '
-                         'mmpretrain')
+    from mmext.cli.launch import load_config, set_visualizer
+    from mmext.datasets.loading import read_image
+    cfg = load_config(args.config, None, None, 'none')
+    scope = cfg.default_scope
     cfg.setdefault('test_dataloader', cfg.get('val_dataloader'))  # for its pipeline
     set_visualizer(cfg)
     images = find_images(args.images)
@@ -133,6 +128,7 @@ def main(argv=None):
     failed = 0
     for image in images:
         try:
+            read_image(str(image))  # names what the inferencers would draw half
             print(f'{image.name}: {run(image)}')
         except Exception as error:  # whatever is wrong with one image, the others are drawn
             failed += 1

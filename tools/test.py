@@ -86,6 +86,8 @@ def main():
     if args.show_dir:
         draw_predictions(cfg, args.show_dir)
     if args.tta:
+        from mmext.cli.config_check import check_tta
+        check_tta(cfg)
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
     keep_drawings_apart(runner.visualizer)

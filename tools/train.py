@@ -50,9 +50,8 @@ def main():
         resume_from_last(cfg)
     elif args.resume is not None:
         cfg.resume, cfg.load_from = True, args.resume
-    splits = ('train', 'val') if cfg.get('val_cfg') else ('train',)
     with saying_what_is_saved(cfg.work_dir):
-        build_runner(cfg, splits).train()
+        build_runner(cfg, ('train', 'val')).train()
 
 
 if __name__ == '__main__':

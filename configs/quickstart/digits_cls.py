@@ -64,4 +64,5 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
     checkpoint=dict(type='mmext.SafeCheckpointHook', interval=1, max_keep_ckpts=1),
     artifacts=dict(type='mmext.RunArtifactsHook', num_images=24, columns=8))
+visualizer = dict(type='UniversalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 randomness = dict(seed=0)

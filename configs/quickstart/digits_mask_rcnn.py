@@ -106,12 +106,14 @@ model = dict(
 
 data_root = 'data/digits/detection/'
 metainfo = dict(classes=tuple('0123456789'))
-pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
-    dict(type='Resize', scale=(128, 128), keep_ratio=True),
-    dict(type='PackDetInputs',
-         meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'))]
+load_image = dict(type='LoadImageFromFile')
+load_annotations = dict(type='LoadAnnotations', with_bbox=True, with_mask=True)
+resize = dict(type='Resize', scale=(128, 128), keep_ratio=True)
+pack = dict(
+    type='PackDetInputs',
+    meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape', 'scale_factor'))
+train_pipeline = [load_image, load_annotations, resize, pack]
+test_pipeline = [load_image, resize, load_annotations, pack]  # evaluated at the image's own size
 train_dataloader = dict(
     batch_size=8,
     num_workers=0,
@@ -122,7 +124,7 @@ train_dataloader = dict(
         ann_file='annotations/instances_train.json',
         data_prefix=dict(img='train/'),
         metainfo=metainfo,
-        pipeline=pipeline))
+        pipeline=train_pipeline))
 val_dataloader = dict(
     batch_size=16,
     num_workers=0,
@@ -134,7 +136,7 @@ val_dataloader = dict(
         data_prefix=dict(img='val/'),
         metainfo=metainfo,
         test_mode=True,
-        pipeline=pipeline))
+        pipeline=test_pipeline))
 val_evaluator = dict(
     type='CocoMetric', ann_file=data_root + 'annotations/instances_val.json',
     metric=['bbox', 'segm'])
@@ -156,5 +158,7 @@ default_hooks = dict(
     checkpoint=dict(
         type='mmext.SafeCheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
     artifacts=dict(type='mmext.RunArtifactsHook'))
+visualizer = dict(
+    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer')
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)

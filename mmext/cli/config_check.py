@@ -13,6 +13,7 @@ import os.path as osp
 from mmengine import registry as mmengine_registry
 from mmengine.config import Config
 from mmengine.registry import Registry
+from mmengine.runner import Runner
 
 from mmext.cli.config_walk import initial_weights, walk
 
@@ -20,6 +21,10 @@ from mmext.cli.config_walk import initial_weights, walk
 SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
             'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
             'visualizer', 'data_preprocessor', 'strategy')
+# Beside the Runner's arguments, what mmengine, mmdet, mmpretrain and the tools read of a config.
+SECTIONS_OF_TOOLS = {'data_root', 'strategy', 'runner_type', 'auto_scale_lr', 'tta_model',
+                     'tta_pipeline', 'model_wrapper_cfg', 'optim_wrapper', 'compile', 'env_cfg',
+                     'mp_start_method', 'file_client_args'}
 # Keys that builders take out before the class is called, by the registry of the class.
 TAKEN_BY_BUILDERS = {'_scope_', '_delete_', 'init_cfg', 'default_args', 'priority',
                      'convert_to_iter_based', 'data_preprocessor', 'constructor',
@@ -143,6 +148,81 @@ def check_checkpoints(cfg: Config) -> None:
                 f'{path}.init_cfg.checkpoint = {name!r} does not exist. Give another with '
                 f'--cfg-options {path}.init_cfg.checkpoint=FILE, or train from scratch with '
                 f'{path}.init_cfg=None.')
+
+
+def splits_of(cfg: Config, *wanted: str) -> tuple[str, ...]:
+    """Those of 'train', 'val', 'test' that a run of ``wanted`` uses, by mmengine's own rule.
+
+    mmengine validates where ``val_cfg`` is not None; ``val_cfg = dict()`` is false, but runs.
+
+    Raises:
+        ConfigError: a split has a data set but no evaluator or loop, or the other way round.
+    """
+    splits = []
+    for split in ('train', 'val', 'test'):
+        needed = (f'{split}_dataloader', f'{split}_cfg',
+                  'optim_wrapper' if split == 'train' else f'{split}_evaluator')
+        missing = [name for name in needed if cfg.get(name) is None]
+        if 0 < len(missing) < len(needed):
+            given = [name for name in needed if name not in missing]
+            raise ConfigError(
+                f'the config has {" and ".join(given)} but no {" and ".join(missing)}: add '
+                f'{"it" if len(missing) == 1 else "them"}, or set all three to None to go without.')
+        if not missing and split in wanted:
+            splits.append(split)
+    return tuple(splits)
+
+
+def mend_workers(cfg: Config) -> None:
+    """Take out what torch's DataLoader refuses without workers: ``num_workers=0`` means none."""
+    for split in ('train', 'val', 'test'):
+        loader = cfg.get(f'{split}_dataloader')
+        if loader is not None and not loader.get('num_workers'):
+            loader.pop('prefetch_factor', None)
+            if loader.get('persistent_workers'):
+                loader.persistent_workers = False
+
+
+def check_options(cfg: Config, options: dict) -> None:
+    """Raise :class:`ConfigError` for a ``--cfg-options`` that would do nothing, or no number.
+
+    Called before the options are merged: what the config holds says what an option must be.
+    """
+    names = inspect.signature(Runner.__init__).parameters.keys() - {'self', 'cfg'}
+    names |= SECTIONS_OF_TOOLS
+    for key, value in options.items():
+        top = key.split('.')[0]
+        if top not in names:
+            close = _closest(top, names, .7)
+            raise ConfigError(
+                f'--cfg-options {key}={value!r} has no effect: '
+                + (f'{top} is a variable of the config file, whose value was copied when the '
+                   'file was read. Set the places that it went to (tools print the full config), '
+                   'or write a config of your own with _base_.' if top in cfg else
+                   'no such section is known.')
+                + (f' Did you mean {close!r}?' if close else ''))
+        node = cfg
+        for part in key.split('.'):
+            if isinstance(node, (list, tuple)) and part.lstrip('-').isdigit():
+                node = node[int(part)] if -len(node) <= int(part) < len(node) else None
+            else:
+                node = node.get(part) if isinstance(node, dict) or node is cfg else None
+        kind = 'true or false' if isinstance(node, bool) else 'a number'
+        if isinstance(node, (int, float)) and isinstance(value, str):
+            raise ConfigError(f'--cfg-options {key}={value!r}: {value!r} is not {kind}; the '
+                              f'config has {node!r} there.')
+
+
+def check_tta(cfg: Config) -> None:
+    """Raise :class:`ConfigError` where test-time augmentation can not give what is evaluated."""
+    given = cfg.get('test_evaluator') or []
+    for evaluator in [given] if isinstance(given, dict) else given:
+        metric = evaluator.get('metric', [])
+        if cfg.default_scope == 'mmdet' and 'segm' in (
+                [metric] if isinstance(metric, str) else metric):
+            raise ConfigError(
+                "--tta merges boxes only, mmdet has no merging of masks, but test_evaluator.metric "
+                f'= {metric!r} wants masks. Add --cfg-options test_evaluator.metric=bbox.')
 
 
 def check_data_paths(cfg: Config, splits=('train', 'val', 'test')) -> None:

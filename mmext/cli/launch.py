@@ -19,7 +19,15 @@ from mmext.compat import cpu
 
 from . import work_dir as work_dirs
 from .checkpoint_check import check_checkpoint_file, check_fits, check_resumes, check_start
-from .config_check import ConfigError, check_checkpoints, check_config, check_data_paths
+from .config_check import (
+    ConfigError,
+    check_checkpoints,
+    check_config,
+    check_data_paths,
+    check_options,
+    mend_workers,
+    splits_of,
+)
 from .config_walk import walk
 
 SCOPES = ('mmdet', 'mmpretrain')
@@ -46,8 +54,9 @@ def load_config(path: str, options: dict | None, work_dir: str | None, launcher:
     drop_own_scope(cfg._cfg_dict)
     if options:
         try:
-            if 'data_root' in options and isinstance(cfg.get('data_root'), str):
-                move_data_root(cfg._cfg_dict, cfg.data_root, options['data_root'])
+            check_options(cfg, options)
+            if 'data_root' in options:
+                set_data_root(cfg, options['data_root'], options)
             cfg.merge_from_dict(options)
         except (KeyError, IndexError, TypeError) as error:
             raise ConfigError(f'--cfg-options does not fit the config: {error}') from error
@@ -73,18 +82,59 @@ def drop_own_scope(node) -> None:
             part.pop('_scope_')
 
 
-def move_data_root(node, old: str, new: str) -> None:
-    """Replace the folder ``old`` by ``new`` in every path of the config, in place.
+def set_data_root(cfg: Config, new: str, options: dict) -> None:
+    """Replace the config's data folder by ``new`` in every path, in place.
 
     In a config file ``data_root`` is a variable: its value was copied into data sets and
-    evaluators before the command line could change it.
+    evaluators before the command line could change it. A config that writes its paths out may
+    have a folder of its own, beside the variable that it inherited.
+
+    Raises:
+        ConfigError: the data sets lie in several folders, so that it is not clear what moves.
     """
+    old = cfg.get('data_root')
+    if isinstance(old, str):
+        move_paths(cfg._cfg_dict, old, new)
+    left = {}  # folder -> where it is named
+    for split in ('train', 'val', 'test'):
+        name = f'{split}_dataloader'
+        if not any(key.startswith(name) and key.endswith('data_root') for key in options):
+            for where, root in data_roots(cfg.get(name), name):
+                if root.rstrip('/') != new.rstrip('/') and not root.startswith(
+                        new.rstrip('/') + '/'):
+                    left.setdefault(root.rstrip('/'), f'{where}.data_root')
+    if len(left) > 1:
+        raise ConfigError(
+            f'data_root={new} does not fit: the data sets lie in several folders ('
+            + ', '.join(f'{where}={root!r}' for root, where in left.items())
+            + '). Set each of them.')
+    if '' in left:
+        raise ConfigError(f'data_root={new} does nothing: {left[""]} is not set and the paths are '
+                          f'written out. Set {left[""]} and paths relative to it in the config.')
+    for root in left:
+        move_paths(cfg._cfg_dict, root, new)
+
+
+def data_roots(node, where: str):
+    """Where a data set below a dataloader says its folder, and the folder; '' for none."""
+    if isinstance(node, dict):
+        if any(key in node for key in ('ann_file', 'data_root', 'data_prefix')):
+            yield where, node.get('data_root') or ''
+        for key in ('dataset', 'datasets'):
+            yield from data_roots(node.get(key), f'{where}.{key}')
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            yield from data_roots(value, f'{where}[{index}]')
+
+
+def move_paths(node, old: str, new: str) -> None:
+    """Replace the folder ``old`` by ``new`` in every path of a part of a config, in place."""
     old, new = old.rstrip('/'), new.rstrip('/')
 
     def moved(value):
         if isinstance(value, str) and (value == old or value.startswith(old + '/')):
             return new + value[len(old):]
-        return [moved(one) for one in value] if isinstance(value, list) else value
+        return type(value)(map(moved, value)) if isinstance(value, (list, tuple)) else value
 
     for _, part in walk(node):
         for key, value in list(part.items()):
@@ -125,12 +175,14 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     """Check a config against the registries and the disk, then build its Runner.
 
     Args:
-        splits: The data that will be used, out of 'train', 'val', 'test'.
+        splits: The data that will be used if the config has it, out of 'train', 'val', 'test'.
 
     Raises:
         ConfigError: what the config asks for does not exist, or its work dir is in use.
         DoesNotFit: the checkpoint to start from, to resume or to test is of another model.
     """
+    splits = splits_of(cfg, *splits)
+    mend_workers(cfg)
     forbid_code_in_checkpoints()
     cpu.adapt_config(cfg)
     check_config(cfg)
@@ -140,6 +192,9 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     if cfg.default_scope == 'mmdet':
         from mmext.cli.annotation_check import check_dataset_cfg
         check_dataset_cfg(cfg, splits)
+    else:
+        from mmext.cli.class_check import check_class_data
+        check_class_data(cfg, splits)
     if 'train' in splits:
         save_safely(cfg)
         work_dirs.claim(cfg)
@@ -183,7 +238,7 @@ def set_visualizer(cfg: Config) -> None:
 
 
 def refuse_damaged_images(runner: Runner) -> None:
-    """Let the Runner's data sets load images by ``mmext.LoadImageFromFile``.
+    """Let the Runner's data sets load images by ``mmext.LoadImageFromFile``, errors name them.
 
     Done here and not in the config files, because the inferencers of mmdet and mmpretrain look
     for mmcv's loader by its name.
@@ -194,4 +249,7 @@ def refuse_damaged_images(runner: Runner) -> None:
             for _, node in walk(dataloader):
                 if node.get('type') == 'LoadImageFromFile':
                     node['type'] = 'mmext.LoadImageFromFile'
+                steps = node.get('pipeline')
+                if isinstance(steps, (list, tuple)) and steps and isinstance(steps[0], dict):
+                    node['pipeline'] = [dict(type='mmext.NameImage', transforms=list(steps))]
             setattr(runner, name, dataloader)

@@ -1,5 +1,5 @@
 """Data: only what mmpretrain and mmdet lack."""
 
-from .loading import ImageError, LoadImageFromFile
+from .loading import ImageError, LoadImageFromFile, NameImage
 
-__all__ = ['ImageError', 'LoadImageFromFile']
+__all__ = ['ImageError', 'LoadImageFromFile', 'NameImage']

@@ -2,11 +2,16 @@
 
 import copy
 import json
+import re
 
+import numpy as np
 import pytest
 from mmengine.config import ConfigDict
+from PIL import Image
+from pycocotools import mask as coco_mask
 
 from mmext.cli.annotation_check import AnnotationError, check_coco_file, check_dataset_cfg
+from mmext.cli.coco_fields import SHOWN, compressed_runs
 
 CLASSES = ('cat', 'dog')
 
@@ -57,8 +62,8 @@ def test_counts_of_a_small_file(write, tmp_path):
     assert report['errors'] == []
     assert report['warnings'] == ['1 images have crowd annotations only']
     expected = dict(images=4, annotations=4, usable=3, crowd=1, empty_images=1,
-                    crowd_only_images=1, without_mask=0, degenerate=0, orphans=0,
-                    missing_images=0, other_classes=0, per_class=dict(cat=1, dog=2))
+                    crowd_only_images=1, without_mask=0, degenerate=0, missing_images=0,
+                    other_classes=0, per_class=dict(cat=1, dog=2))
     assert {key: report[key] for key in expected} == expected
 
 
@@ -115,9 +120,9 @@ def each(**values):
     (broken(annotations=each(iscrowd=1)), '4 are crowd'),
     (broken(annotations=each(bbox=[70, 10, 5, 5])), '4 have no extent'),
     (broken(annotations=each(area=0)), '4 have no extent'),
-    (broken(annotations=each(image_id=99)), '4 belong to no listed image'),
+    (broken(annotations=each(image_id=99)), 'annotation 4: image_id 99 belongs to no listed'),
     (broken(annotations=list.clear), 'none of its 0 annotations'),
-    (broken(annotations=each(segmentation=[])), 'no annotation has a segmentation'),
+    (broken(annotations=each(segmentation=[])), 'annotation 2: has no segmentation'),
     (broken(annotations=each(id=5)), 'annotations share one id'),
     (broken(images=each(id=0)), 'images share one id'),
     (broken(images=list.clear), 'no images'),
@@ -158,7 +163,7 @@ def test_missing_classes_are_silent_in_mmdet(write):
 def test_not_coco(tmp_path):
     path = tmp_path / 'a.json'
     for text, message in [('{', 'is not JSON'), ('[]', 'lacks the lists'),
-                          (json.dumps(dict(coco(), images=[dict(id=3)])), 'entry 3 of .images')]:
+                          ('[' * 100_000, 'is not JSON')]:
         path.write_text(text)
         with pytest.raises(AnnotationError, match=message):
             check_coco_file(str(path))
@@ -173,3 +178,169 @@ def test_other_processes_and_formats_are_left_alone(write, monkeypatch):
     monkeypatch.setenv('RANK', '0')
     cfg.train_dataloader.dataset.dataset.type = 'LVISV1Dataset'
     assert check_dataset_cfg(cfg, ['train']) == []
+
+
+# every field
+
+def first(key, **values):
+    return broken(**{key: lambda entries: entries[0].update(values)})
+
+
+def without(key, name):
+    return broken(**{key: lambda entries: entries[0].pop(name)})
+
+
+RLE = dict(size=[48, 64], counts=[100, 72, 48 * 64 - 172])
+TEXT = coco_mask.frPyObjects(RLE, 48, 64)['counts'].decode()
+FAULTS = [
+    (first('annotations', segmentation=[[1, 2, 30, 40]]), 'annotation 1: .* has 4 numbers'),
+    (first('annotations', segmentation=[[1, 2, 9, 9, 3, 9, 4]]), 'annotation 1: .* has 7 numbers'),
+    (first('annotations', segmentation=[[10, 10, 30, 10, 30, 30], [1, 2]]), 'has 2 numbers'),
+    (first('annotations', segmentation=[[]]), 'has 0 numbers'),
+    (first('annotations', segmentation=[10, 10, 30, 10, 30, 30]), 'must be a list of polygons'),
+    (first('annotations', segmentation=[[10, 10, 30, 10, 30, float('nan')]]), 'finite numbers'),
+    (first('annotations', segmentation=[[10, 10, 30, 10, 30, None]]), 'finite numbers'),
+    (first('annotations', segmentation=[[10, 10, 30, 10, 30, '30']]), 'finite numbers'),
+    (first('annotations', segmentation=[[10, 10, 30, 10, 30, 10**400]]), 'finite numbers'),
+    (first('annotations', segmentation=[[10, 10, 30, 10, 30, 3000]]), 'far outside'),
+    (first('annotations', segmentation=[[10, 10, 20, 20, 30, 30]]), 'encloses no pixel'),
+    (first('annotations', segmentation=[[-20, 5, -5, 5, -5, 20]]), 'encloses no pixel'),
+    (first('annotations', segmentation='mask'), 'neither a list of polygons'),
+    (first('annotations', segmentation=None), 'has no segmentation'),
+    (first('annotations', segmentation=dict(RLE, size=[64, 48])), r'not that of its image.*\[48, '),
+    (first('annotations', segmentation=dict(RLE, size=None)), 'not that of its image'),
+    (first('annotations', segmentation=dict(size=[48, 64])), 'counts None are neither'),
+    (first('annotations', segmentation=dict(RLE, counts=[100, 72])), 'sum up to 172 but .* 3072'),
+    (first('annotations', segmentation=dict(RLE, counts=[-1, 1, 3072])), 'negative run'),
+    (first('annotations', segmentation=dict(RLE, counts=[3072])), 'encloses no pixel'),
+    (first('annotations', segmentation=dict(RLE, counts=TEXT[:-1])), 'annotation 1:.*encode the'),
+    (first('annotations', segmentation=dict(RLE, counts=TEXT + 'P')), 'annotation 1:.*encode the'),
+    (first('annotations', segmentation=dict(RLE, counts='\u20ac')), 'annotation 1:.*encode the'),
+    (first('annotations', iscrowd=None), 'annotation 1: iscrowd None must be 0'),
+    (first('annotations', iscrowd=True), 'annotation 1: iscrowd True must be 0'),
+    (first('annotations', id=0), r'annotations\[0\]: id 0 must be a positive'),
+    (first('annotations', id='1'), "id '1' must be a positive"),
+    (first('annotations', id=2**63), 'must be a positive integer'),
+    (first('annotations', id=1.0), 'id 1.0 must be a positive'),
+    (first('annotations', image_id='0'), "image_id '0' belongs to no listed image"),
+    (first('annotations', category_id=5), 'category_id 5 belongs to no listed category'),
+    (first('annotations', bbox=[10, 10, None, 20]), 'must be 4 finite numbers'),
+    (first('annotations', bbox=[10, 10, 20]), 'must be 4 finite numbers'),
+    (first('annotations', bbox=[10, 10, float('inf'), 20]), 'must be 4 finite numbers'),
+    (first('annotations', bbox=[30, 30, -20, -20]), 'negative width'),
+    (first('annotations', bbox=[10, 10, 2000, 20]), 'far outside'),
+    (first('annotations', area=None), 'area None must be a number'),
+    (first('annotations', area='400'), "area '400' must be a number"),
+    (first('annotations', area=0), 'annotation 1: area 0 although'),
+    (first('annotations', area=1e11), 'must be a number of square pixels'),
+    (without('annotations', 'area'), 'area is absent'),
+    (without('annotations', 'bbox'), 'bbox is absent'),
+    (without('annotations', 'id'), 'id is absent'),
+    (first('categories', id=7), "category 'dog': its id 7 is that of another"),
+    (first('categories', id=None), "categories.0. .'cat'.: id None is no integer"),
+    (first('categories', name=3), 'name 3 is no text'),
+    (first('images', height=None), 'image 0: height None is no positive integer'),
+    (first('images', width=64.0), 'image 0: width 64.0 is no positive integer'),
+    (first('images', file_name='../0.jpg'), "image 0: file_name '../0.jpg' leaves the image fol"),
+    (first('images', file_name='/etc/0.jpg'), 'leaves the image folder'),
+    (first('images', file_name=''), 'image 0: file_name .* is no text'),
+    (first('images', id=True), 'id True is no integer'),
+    (dict(coco(), annotations=[1, 2]), r'annotations\[0\] is 1, no object'),
+]
+
+
+@pytest.mark.parametrize('data, message', FAULTS)
+def test_each_field(write, data, message):
+    path = write(data)  # json writes NaN and Infinity as most tools do
+    report = check_coco_file(path, CLASSES, masks=True, train=True)
+    assert any(re.search(message, error) for error in report['errors']), report
+
+
+def test_missing_iscrowd_counts_where_it_is_evaluated(write):
+    path = write(without('annotations', 'iscrowd'))
+    assert check_coco_file(path, CLASSES, masks=True, train=True)['errors'] == []
+    errors = check_coco_file(path, CLASSES, masks=True, evaluated=True)['errors']
+    assert errors == ['annotation 1: iscrowd is absent: must be 0 (one object) or 1 (a group, left '
+                      'out of the evaluation)']
+
+
+def test_many_faults_are_counted(write):
+    data = coco()
+    data['annotations'] = [
+        dict(data['annotations'][0], id=i + 1, iscrowd=None, segmentation=[[1, 2]])
+        for i in range(123)]
+    errors = check_coco_file(write(data), CLASSES, masks=True, evaluated=True)['errors']
+    assert len(errors) == SHOWN + 1
+    assert errors[-1] == 'and more: 113 x iscrowd, 113 x polygon of less than three points'
+
+
+def test_compressed_runs_are_those_of_pycocotools():
+    rng = np.random.default_rng(0)
+    masks = [rng.random((37, 53)) < p for p in rng.uniform(0, 1, 60)]
+    masks += [np.zeros((300, 400), bool), np.ones((300, 400), bool), np.eye(500, dtype=bool)]
+    texts = [coco_mask.encode(np.asfortranarray(m, np.uint8))['counts'].decode() for m in masks]
+    for mask, runs in zip(masks, compressed_runs(texts), strict=True):
+        flat = mask.T.ravel()
+        assert np.array_equal(np.repeat(np.arange(len(runs)) % 2, runs), flat)
+    assert compressed_runs(['', 'o', 'o' * 9, ' ', '~']) == [None] * 5
+
+
+def test_size_and_orientation_of_the_files(write, tmp_path):
+    data = coco()
+    path = write(data)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new('RGB', (64, 48)).save(tmp_path / '0.jpg')
+    Image.new('RGB', (48, 64)).save(tmp_path / '1.jpg', exif=exif)  # seen as 64 x 48
+    assert check_coco_file(path, CLASSES, str(tmp_path), True, True)['errors'] == []
+    Image.new('RGB', (96, 64)).save(tmp_path / '1.jpg')
+    exif[0x0112] = 3
+    Image.new('RGB', (64, 48)).save(tmp_path / '2.jpg', exif=exif)
+    errors = check_coco_file(path, CLASSES, str(tmp_path), True, True)['errors']
+    assert len(errors) == 2
+    assert 'image 1: 1.jpg has 96 x 64 pixels but the annotation file says 64 x 48' in errors[0]
+    assert 'image 2: 2.jpg has the EXIF orientation 3' in errors[1]
+
+
+def evaluated(ann_file, evaluator_file, **metric):
+    cfg = config(ann_file)
+    dataset = cfg.train_dataloader.dataset.dataset
+    return ConfigDict(
+        model=cfg.model, val_dataloader=dict(dataset=dataset),
+        val_evaluator=dict(type='CocoMetric', ann_file=evaluator_file, metric=['bbox', 'segm'],
+                           **metric))
+
+
+def test_ground_truth_of_the_evaluator_is_that_of_the_data(write, tmp_path):
+    ann_file = write(coco())
+    check_dataset_cfg(evaluated(ann_file, ann_file), ['val'])
+    other = tmp_path / 'other.json'
+    for data, message in [
+            (broken(images=lambda images: images.pop()), '0 images that the data set .* lacks, and '
+             'lacks 1 of its 4'),
+            (broken(categories=list.reverse), "label 0 would be called 'cat' but is 'dog'"),
+            (first('categories', id=4), 'other categories'),
+            (first('annotations', id=0), 'must be a positive integer'),
+            (without('annotations', 'iscrowd'), 'iscrowd is absent')]:
+        other.write_text(json.dumps(data))
+        with pytest.raises(AnnotationError, match=message):
+            check_dataset_cfg(evaluated(ann_file, str(other)), ['val'])
+
+
+def test_a_test_split_without_ground_truth(write):
+    data = coco()
+    del data['annotations']
+    ann_file = write(data)
+    check_dataset_cfg(evaluated(ann_file, ann_file, format_only=True, outfile_prefix='x'), ['val'])
+    with pytest.raises(AnnotationError, match='lacks the lists'):
+        check_dataset_cfg(evaluated(ann_file, ann_file), ['val'])
+    ann_file = write(dict(data, annotations=[]))
+    with pytest.raises(AnnotationError, match='write predictions only: format_only=True'):
+        check_dataset_cfg(evaluated(ann_file, ann_file), ['val'])
+
+
+def test_masks_that_the_pipeline_does_not_load(write):
+    cfg = config(write(coco()))
+    cfg.train_dataloader.dataset.dataset.pipeline = [dict(type='LoadAnnotations', with_bbox=True)]
+    with pytest.raises(AnnotationError, match='set with_mask=True'):
+        check_dataset_cfg(cfg, ['train'])

@@ -176,8 +176,7 @@ def test_subset_errors(load_tool, coco_mini, tmp_path, arguments, message):
 def test_check_coco_from_the_command_line(root_dir, coco_mini, tmp_path):
     tool = root_dir / 'tools' / 'dataset_converters' / 'check_coco.py'
     config = root_dir / 'configs' / 'vitdet' / 'mask-rcnn_deit-s_sfp_lsj-100e_coco.py'
-    options = [f'{split}_dataloader.dataset.data_root={coco_mini}/'
-               for split in ('train', 'val', 'test')]
+    options = [f'data_root={coco_mini}/']
 
     def run(*arguments):
         return subprocess.run([sys.executable, tool, *map(str, arguments)], capture_output=True,
@@ -186,9 +185,12 @@ def test_check_coco_from_the_command_line(root_dir, coco_mini, tmp_path):
     good = run('--config', config, '--json', 'out.json', '--cfg-options', *options)
     assert good.returncode == 0, good.stderr
     counts = [report['images'] for report in json.loads((tmp_path / 'out.json').read_text())]
-    assert counts == [64, 42, 42]
+    assert counts == [64, 42]  # the test data are the validation data
     bad = run('--config', config, '--cfg-options', *options,
               'model.roi_head.mask_head.num_classes=3')
     assert bad.returncode == 1 and 'mask_head.num_classes=3' in bad.stderr
+    mixed = run('--config', config, '--cfg-options', *options,
+                f'val_evaluator.ann_file={coco_mini}/annotations/instances_train2017.json')
+    assert mixed.returncode == 1 and 'has 64 images that the data set' in mixed.stderr
     file = run(coco_mini / 'annotations' / 'instances_val2017.json', '--classes', 'persona')
     assert file.returncode == 1 and "did you mean 'person'" in file.stdout

@@ -15,6 +15,7 @@ import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from mmext.cli.clear_errors import one_clear_error
 
@@ -82,11 +83,14 @@ def main(argv=None):
             check_readable(local_file(word))
             if args.tool == 'confusion_matrix':
                 check_fits(word, build_model(cfg))
-    given = args.rest if args.tool == 'analyze_logs' else [args.config, *args.rest]
     before = sys.argv
-    sys.argv = [str(path), *given]
     try:
-        with older_matplotlib():
+        with older_matplotlib(), TemporaryDirectory() as folder:
+            # as load_config understands it: with bases by name (mmext::...)
+            config = Path(folder) / (Path(args.config.split('::')[-1]).stem + '.py')
+            cfg.dump(config)
+            given = args.rest if args.tool == 'analyze_logs' else [str(config), *args.rest]
+            sys.argv = [str(path), *given]
             runpy.run_path(str(path), run_name='__main__')
     finally:
         sys.argv = before

@@ -33,25 +33,29 @@ def parse_args():
 def main():
     args = parse_args()
     # after parsing, so that --help and typing errors answer at once
-    from mmext.cli.annotation_check import AnnotationError, check_coco_file, check_dataset_cfg
+    from mmext.cli.annotation_check import check_coco_file, check_dataset_cfg
     try:
         if args.config:
-            from mmengine.config import Config
+            from mmext.cli.config_check import check_data_paths, splits_of
+            from mmext.cli.launch import load_config
 
-            import mmext.registry  # noqa: F401  (prepares mmcv's ops for mmdet)
-            cfg = Config.fromfile(args.config)
-            cfg.merge_from_dict(args.cfg_options or {})
-            reports = check_dataset_cfg(cfg, ('train', 'val', 'test'))
+            cfg = load_config(args.config, args.cfg_options, None, 'none')
+            splits = splits_of(cfg, 'train', 'val', 'test')
+            check_data_paths(cfg, splits)
+            reports = check_dataset_cfg(cfg, splits)
         else:
             reports = [
-                check_coco_file(args.ann_file, args.classes, args.image_dir, args.masks, True)]
-    except AnnotationError as error:
+                check_coco_file(args.ann_file, args.classes, args.image_dir, args.masks or None,
+                                train=True, evaluated=True, headers=None)]
+    except ValueError as error:  # of the file, of the config
         sys.exit(f'error: {error}')
     for report in reports:
         print_report(report)
     if args.json:
+        lists = ('image_ids', 'category_ids')
         with open(args.json, 'w', encoding='utf-8') as file:
-            json.dump(reports, file, indent=1)
+            json.dump([{key: value for key, value in report.items() if key not in lists}
+                       for report in reports], file, indent=1)
     sys.exit(any(report['errors'] for report in reports))
 
 
@@ -60,7 +64,7 @@ def print_report(report):
     print(report['ann_file'])
     for key, value in counts.items():
         print(f'  {key.replace("_", " "):20} {value}')
-    for name, count in sorted(report['per_class'].items(), key=lambda item: -item[1]):
+    for name, count in sorted(report.get('per_class', {}).items(), key=lambda item: -item[1]):
         print(f'    {name:18} {count}')
     for kind in ('warnings', 'errors'):
         for message in report[kind]:

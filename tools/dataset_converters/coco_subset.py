@@ -16,7 +16,11 @@ Examples:
         --classes cat dog --licenses 4 5 7 8 \\
         --image-dir data/coco/val2017 --copy-to data/pets/val
 
-Images without an object of the wanted classes are left out (--keep-empty keeps them).
+    # an own file into two, by image: a fifth for validation
+    python tools/dataset_converters/coco_subset.py all.json train.json --split val.json=0.2
+
+Images without an object of the wanted classes are left out (--keep-empty keeps them; --split
+keeps them always). Annotations of images or categories that the file does not list are left out.
 """
 
 import argparse
@@ -27,6 +31,7 @@ from collections import Counter
 from pathlib import Path
 
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.paths import below
 
 
 def parse_args(argv=None):
@@ -40,6 +45,9 @@ def parse_args(argv=None):
         '--licenses', nargs='+', type=int, metavar='ID',
         help="only images under these; COCO: 1 BY-NC-SA, 2 BY-NC, 3 BY-NC-ND, 4 BY, 5 BY-SA, "
         '6 BY-ND, 7 no known copyright, 8 US government')
+    parser.add_argument(
+        '--split', metavar='FILE=SHARE',
+        help='write this share of the images to a second file, the others to OUT')
     parser.add_argument('--keep-empty', action='store_true', help='keep images without objects')
     parser.add_argument('--seed', type=int, default=0, help='of the choice of images')
     parser.add_argument('--image-dir', type=Path, help='where the images are')
@@ -49,6 +57,18 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if args.num_images is not None and args.num_images < 1:
         parser.error(f'--num-images {args.num_images} must be at least 1')
+    if args.split:
+        file, _, share = args.split.rpartition('=')
+        try:
+            args.split = Path(file), float(share)
+        except ValueError:
+            parser.error(f'--split {args.split!r} is not FILE=SHARE, as val.json=0.2')
+        if not file or not 0 < args.split[1] < 1:
+            parser.error(f'--split: the share {share} must lie between 0 and 1')
+        if args.copy_to:
+            parser.error('--split divides annotations, the images stay where they are; leave '
+                         '--copy-to out')
+        args.keep_empty = True
     if args.copy_to and not args.image_dir:
         parser.error('--copy-to needs --image-dir')
     return args
@@ -94,6 +114,28 @@ def subset(data, num_images=None, classes=None, licenses=None, keep_empty=False,
     }
 
 
+def split_images(data, share, seed=0):
+    """Two COCO dicts with all annotations of their images, which are divided at random.
+
+    Args:
+        data: a COCO dict.
+        share: of the images in the second; at least one image is in each.
+
+    Raises:
+        ValueError: for a file of less than two images.
+    """
+    ids = sorted(image['id'] for image in data['images'])
+    if len(ids) < 2:
+        raise ValueError(f'{len(ids)} image cannot be divided')
+    count = min(max(round(share * len(ids)), 1), len(ids) - 1)
+    second = set(random.Random(seed).sample(ids, count))
+    return [{
+        **data,
+        'images': [image for image in data['images'] if image['id'] in kept],
+        'annotations': [ann for ann in data['annotations'] if ann['image_id'] in kept],
+    } for kept in (set(ids) - second, second)]
+
+
 def write_attribution(data, path):
     licenses = {license['id']: license for license in data.get('licenses', [])}
     with open(path, 'w', encoding='utf-8') as file:
@@ -111,28 +153,37 @@ def main(argv=None):
         data = json.loads(args.ann_file.read_text(encoding='utf-8'))
         small = subset(
             data, args.num_images, args.classes, args.licenses, args.keep_empty, args.seed)
+        parts = split_images(small, args.split[1], args.seed) if args.split else []
         if args.copy_to:
             names = [image['file_name'] for image in small['images']]
-            missing = [name for name in names if not (args.image_dir / name).is_file()]
+            targets = [below(args.copy_to, name, follow=True) for name in names]
+            sources = [below(args.image_dir, name) for name in names]
+            missing = [str(source) for source in sources if not source.is_file()]
             if missing:
                 raise ValueError(
                     f'{len(missing)} images are not in {args.image_dir}: {missing[:3]}')
     except (OSError, ValueError) as error:
         raise SystemExit(f'error: {args.ann_file}: {error}') from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SystemExit(f'error: {args.ann_file} is no COCO file ({type(error).__name__}: '
+                         f'{error}); check_coco.py says where') from error
     if args.copy_to:
-        for name in names:
-            target = args.copy_to / name
+        for source, target in zip(sources, targets, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(args.image_dir / name, target)
+            shutil.copyfile(source, target)
     if args.attribution:
         args.attribution.parent.mkdir(parents=True, exist_ok=True)
         write_attribution(small, args.attribution)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(small), encoding='utf-8')
     names = {category['id']: category['name'] for category in small['categories']}
-    counts = Counter(names[ann['category_id']] for ann in small['annotations'])
-    print(f"{args.out}: {len(small['images'])} images, {len(small['annotations'])} annotations, "
-          f"{len(counts)} of {len(names)} classes")
+    for path, part in zip((args.out, args.split[0]), parts, strict=True) if args.split else [
+            (args.out, small)]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(part), encoding='utf-8')
+        counts = Counter(names[ann['category_id']] for ann in part['annotations'])
+        lacking = [name for name in names.values() if not counts[name]]
+        print(f"{path}: {len(part['images'])} images, {len(part['annotations'])} annotations, "
+              f"{len(counts)} of {len(names)} classes"
+              + (f"; none of {', '.join(lacking[:5])}" if args.split and lacking else ''))
     if args.classes:
         classes = ', '.join(repr(category['name']) for category in small['categories'])
         print(f'in the config: metainfo=dict(classes=({classes},)), num_classes={len(names)}')
