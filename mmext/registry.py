@@ -6,6 +6,7 @@ mmengine imports ``<scope>.registry`` by itself when it meets ``mmext.X`` in a c
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.registry import METRICS as MMENGINE_METRICS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
@@ -23,6 +24,7 @@ DATASETS = Registry(
 TRANSFORMS = Registry(
     'transform', scope='mmext', parent=MMENGINE_TRANSFORMS, locations=['mmext.datasets'])
 HOOKS = Registry('hook', scope='mmext', parent=MMENGINE_HOOKS, locations=['mmext.engine'])
+METRICS = Registry('metric', scope='mmext', parent=MMENGINE_METRICS, locations=['mmext.engine'])
 OPTIM_WRAPPERS = Registry(
     'optim_wrapper', scope='mmext', parent=MMENGINE_OPTIM_WRAPPERS, locations=['mmext.engine'])
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(

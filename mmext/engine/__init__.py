@@ -5,6 +5,7 @@ from mmext.engine.hooks import SafeCheckpointHook
 from mmext.engine.layer_decay_constructor import LayerDecayOptimWrapperConstructor
 from mmext.engine.pretrained_head_hook import PretrainedHeadHook
 from mmext.engine.train_only_constructor import TrainOnlyOptimWrapperConstructor
+from mmext.registry import METRICS
 
 __all__ = [
     'CompileBackboneHook',
@@ -15,3 +16,10 @@ __all__ = [
     'SafeCheckpointHook',
     'TrainOnlyOptimWrapperConstructor',
 ]
+
+
+@METRICS.register_module(name='CocoMetric')
+def build_coco_metric(*args, **kwargs):
+    """``mmext.engine.coco_metric.CocoMetric``; mmdet, its base, is imported when it is built."""
+    from mmext.engine.coco_metric import CocoMetric
+    return CocoMetric(*args, **kwargs)
