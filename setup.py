@@ -75,6 +75,7 @@ setup(
         'onedl-mmdetection>=3.5.1,<3.6',
         'onedl-mmpretrain>=1.3.6,<1.4',
         'pycocotools>=2.0.8',
+        'hotcoco>=1.3,<2',
         'scikit-learn>=1.3',
         'scipy>=1.10',
         'matplotlib>=3.7',

@@ -18,6 +18,7 @@ from mmengine.device import get_device
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.checkpoint_check import check_fits, check_readable
+from mmext.cli.half_precision import add_amp_argument, use_half_precision
 from mmext.cli.launch import one_clear_error, set_visualizer
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
@@ -33,6 +34,7 @@ def parse_args(argv=None):
     parser.add_argument(
         '--score-thr', type=float, default=0.3, help='draw objects from this score on')
     parser.add_argument('--device', help='default: a GPU where there is one')
+    add_amp_argument(parser)
     args = parser.parse_args(argv)
     for path in (args.images, Path(args.config), Path(args.checkpoint)):
         if not path.exists():
@@ -56,6 +58,8 @@ def detector(args, cfg):
     infer = DetInferencer(
         model=cfg, weights=args.checkpoint, device=args.device, show_progress=False)
     check_fits(args.checkpoint, infer.model)
+    if args.amp:
+        use_half_precision(infer.model, args.amp)
     classes = infer.model.dataset_meta['classes']
 
     def run(image: Path) -> str:
@@ -78,6 +82,8 @@ def classifier(args, cfg):
 
     model = get_model(cfg, args.checkpoint, args.device or get_device())
     check_fits(args.checkpoint, model)
+    if args.amp:
+        use_half_precision(model, args.amp)
     infer = ImageClassificationInferencer(model)
     predictions = {}
 

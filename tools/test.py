@@ -12,6 +12,7 @@ from mmengine.model import is_model_wrapper
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
 from mmext.cli.checkpoint_check import check_fits
+from mmext.cli.half_precision import add_amp_argument, use_half_precision
 from mmext.cli.launch import (
     ConfigError,
     build_runner,
@@ -31,6 +32,7 @@ def parse_args():
         '--out', help='*.pkl: predictions for offline evaluation; *.json: the metrics')
     parser.add_argument('--show-dir', help='draw the predictions into this folder')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
+    add_amp_argument(parser)
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
         help='override values of the config')
@@ -101,6 +103,8 @@ def main():
         else:
             from mmengine.evaluator import DumpResults as Dump
         runner.test_evaluator.metrics.append(Dump(out_file_path=args.out))
+    if args.amp:
+        use_half_precision(runner.model, args.amp)
     metrics = runner.test()
     if args.out and args.out.endswith('.json') and is_main_process():
         mmengine.dump(metrics, args.out)

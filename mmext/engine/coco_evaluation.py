@@ -41,8 +41,7 @@ def evaluate(gt: COCO, table: np.ndarray, masks: Sequence[dict] | None = None, *
     Returns:
         pycocotools' evaluator with ``stats`` (12,) and ``eval`` (``precision``
         (T, R, K, A, M) and ``recall`` (T, K, A, M) over thresholds, recalls, classes by rising
-        id, areas, max_dets). ``confusion`` (K + 1, K + 1), rows the truth, last row and column
-        nothing, holds the matches at IoU .5, whatever their class; None of pycocotools.
+        id, areas, max_dets).
 
     Raises:
         ValueError: Detections of images that the file lacks; an unknown backend.
@@ -61,7 +60,6 @@ def evaluate(gt: COCO, table: np.ndarray, masks: Sequence[dict] | None = None, *
     params.useCats = int(use_cats)
     if iou_thrs is not None:
         params.iouThrs = np.asarray(iou_thrs)
-    run.confusion = None
     reason = why_not_hotcoco(gt, table, use_cats) if backend == 'hotcoco' else None
     if reason is not None:
         warnings.warn(f'evaluated by pycocotools, which is slow: {reason}', stacklevel=2)
@@ -105,7 +103,6 @@ def _by_hotcoco(run: COCOeval, gt: COCO, table: np.ndarray, masks: Sequence[dict
     fast.evaluate()
     fast.accumulate()
     run.eval = {name: fast.eval[name] for name in ('counts', 'precision', 'recall', 'scores')}
-    run.confusion = fast.confusion_matrix()['matrix'].astype(int)
 
 
 def _by_pycocotools(run: COCOeval, gt: COCO, table: np.ndarray,
