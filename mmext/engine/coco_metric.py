@@ -23,9 +23,10 @@ class CocoMetric(MmdetCocoMetric):
     """``mmdet.CocoMetric`` without the wait: the same arguments, keys, numbers and tables.
 
     Detections stay arrays on their way to the evaluator instead of becoming lists of dicts, a JSON
-    file and lists of dicts again; the evaluator is hotcoco. ``metric='proposal'`` and
-    ``'proposal_fast'``, and files for which hotcoco would differ, are computed by pycocotools (see
-    :mod:`mmext.engine.coco_evaluation`).
+    file and lists of dicts again; the evaluator is hotcoco. ``metric='proposal'`` and files for
+    which hotcoco would differ are computed by pycocotools (see
+    :mod:`mmext.engine.coco_evaluation`). ``'proposal_fast'`` is refused: mmdet's needs a NumPy
+    older than 1.24.
 
     The one difference: in the classwise table mmdet names classes in the order of the file though
     pycocotools sorts them by id, so for a file in another order its rows are exchanged.
@@ -44,6 +45,9 @@ class CocoMetric(MmdetCocoMetric):
         unknown = set(self.metric_items or []) - set(STATS)
         if unknown:
             raise ValueError(f'metric_items {sorted(unknown)} are none of {", ".join(STATS)}')
+        if 'proposal_fast' in self.metrics:
+            raise ValueError("metric='proposal_fast' of mmdet fails with NumPy >= 1.24; 'proposal' "
+                             'measures recall, too')
         self.backend = backend
         self.runs = {}
 
@@ -67,13 +71,6 @@ class CocoMetric(MmdetCocoMetric):
         values = OrderedDict()
         for metric in [] if self.format_only else self.metrics:
             logger.info(f'Evaluating {metric}...')
-            if metric == 'proposal_fast':
-                recalls = self.fast_eval_recall(
-                    preds, self.proposal_nums, self.iou_thrs, logger=logger)
-                values.update((f'AR@{num}', recall) for num, recall in zip(
-                    self.proposal_nums, recalls, strict=True))
-                logger.info(''.join(f'\n{key}\t{value:.4f}' for key, value in values.items()))
-                continue
             if metric == 'segm' and 'masks' not in preds[0]:
                 raise KeyError(f'{metric} is not in results')
             table, masks = detections(preds, self.cat_ids, metric)
