@@ -200,5 +200,5 @@ def test_nothing_found(predictions):
                    'scores': pred['scores'][:0], 'masks': []}) for gt, pred in results]
     assert metric.compute_metrics(empty) == {}
     for wrong in (dict(backend='fast'), dict(metric_items=['AP']), dict(metric='proposal_fast')):
-        with pytest.raises(ValueError, match='none of|NumPy'):
+        with pytest.raises(ValueError, match=r'none of|NumPy'):
             CocoMetric(ann_file=path, **wrong)
