@@ -4,7 +4,7 @@
 https://github.com/derekallman/hotcoco) fills the arrays of precision and recall, pycocotools'
 ``summarize`` makes the twelve numbers and prints the table. Both backends give the same arrays to
 the last bit wherever ``why_not_hotcoco`` finds nothing; there pycocotools computes. That function
-is the list of what was found to differ between hotcoco 1.3.0 and pycocotools 2.0.11.
+lists what was found to differ, or was not compared, of hotcoco 1.3.0 and pycocotools 2.0.11.
 """
 
 import contextlib
