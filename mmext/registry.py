@@ -9,6 +9,7 @@ import importlib
 
 from mmengine.registry import DATASETS as MMENGINE_DATASETS
 from mmengine.registry import HOOKS as MMENGINE_HOOKS
+from mmengine.registry import METRICS as MMENGINE_METRICS
 from mmengine.registry import MODELS as MMENGINE_MODELS
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS as MMENGINE_OPTIM_WRAPPER_CONSTRUCTORS
 from mmengine.registry import OPTIM_WRAPPERS as MMENGINE_OPTIM_WRAPPERS
@@ -23,6 +24,7 @@ mmext.compat.setup()
 # Classes that import mmdet or mmpretrain: name -> module, imported when a config asks for one
 ON_DEMAND = {
     'FrozenLinearClsHead': 'mmext.models.frozen_linear_head',
+    'CocoMetric': 'mmext.engine.coco_metric',
     'SVHN': 'mmext.datasets.svhn',
     'MaskedDetDataPreprocessor': 'mmext.models.detection.data_preprocessor',
     'MaskedRPNHead': 'mmext.models.detection.padding',
@@ -47,6 +49,7 @@ DATASETS = OnDemandRegistry(
 TRANSFORMS = Registry(
     'transform', scope='mmext', parent=MMENGINE_TRANSFORMS, locations=['mmext.datasets'])
 HOOKS = Registry('hook', scope='mmext', parent=MMENGINE_HOOKS, locations=['mmext.engine'])
+METRICS = OnDemandRegistry('metric', scope='mmext', parent=MMENGINE_METRICS, locations=['mmext.engine'])
 OPTIM_WRAPPERS = Registry(
     'optim_wrapper', scope='mmext', parent=MMENGINE_OPTIM_WRAPPERS, locations=['mmext.engine'])
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mmext.cli.arguments import add_amp
 from mmext.cli.clear_errors import one_clear_error
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
@@ -29,6 +30,7 @@ def parse_args(argv=None):
     parser.add_argument(
         '--score-thr', type=float, default=0.3, help='draw objects from this score on')
     parser.add_argument('--device', help='default: a GPU where there is one')
+    add_amp(parser)
     args = parser.parse_args(argv)
     for path in (args.images, Path(args.checkpoint)):
         if not path.exists():
@@ -63,6 +65,9 @@ def detector(args, cfg):
     infer = DetInferencer(
         model=cfg, weights=args.checkpoint, device=args.device, show_progress=False)
     check_fits(args.checkpoint, infer.model)
+    if args.amp:
+        from mmext.cli.half_precision import use_half_precision
+        use_half_precision(infer.model, args.amp)
     classes = infer.model.dataset_meta['classes']
     names_of = Names()
 
@@ -92,6 +97,9 @@ def classifier(args, cfg):
 
     model = get_model(cfg, args.checkpoint, args.device or get_device())
     check_fits(args.checkpoint, model)
+    if args.amp:
+        from mmext.cli.half_precision import use_half_precision
+        use_half_precision(model, args.amp)
     infer = ImageClassificationInferencer(model)
     predictions = {}
     names_of = Names()

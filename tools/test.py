@@ -5,7 +5,7 @@ import os
 import os.path as osp
 from copy import deepcopy
 
-from mmext.cli.arguments import add_cfg_options, add_overwrite
+from mmext.cli.arguments import add_amp, add_cfg_options, add_overwrite
 from mmext.cli.clear_errors import one_clear_error
 from mmext.cli.config_walk import initial_weights
 
@@ -21,6 +21,7 @@ def parse_args():
     add_overwrite(parser)
     parser.add_argument('--show-dir', help='draw the predictions into this folder')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
+    add_amp(parser)
     add_cfg_options(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     # torch.distributed.launch passes either spelling, depending on its version
@@ -97,6 +98,9 @@ def main():
         else:
             from mmengine.evaluator import DumpResults as Dump
         runner.test_evaluator.metrics.append(Dump(out_file_path=args.out))
+    if args.amp:
+        from mmext.cli.half_precision import use_half_precision
+        use_half_precision(runner.model, args.amp)
     metrics = runner.test()
     if args.out and args.out.endswith('.json'):
         from mmengine.dist import master_only

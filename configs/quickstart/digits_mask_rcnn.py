@@ -138,7 +138,7 @@ val_dataloader = dict(
         test_mode=True,
         pipeline=test_pipeline))
 val_evaluator = dict(
-    type='CocoMetric', ann_file=data_root + 'annotations/instances_val.json',
+    type='mmext.CocoMetric', ann_file=data_root + 'annotations/instances_val.json',
     metric=['bbox', 'segm'])
 test_dataloader = val_dataloader
 test_evaluator = val_evaluator

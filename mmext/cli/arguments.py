@@ -102,6 +102,12 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--overwrite', action='store_true', help='replace existing outputs')
 
 
+def add_amp(parser) -> None:
+    parser.add_argument(
+        '--amp', nargs='?', const='bf16', choices=['bf16', 'fp16'],
+        help='matrix products and convolutions in this precision (default of --amp: bf16)')
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--device', help='e.g. cpu or cuda:1 (default: a GPU where there is one)')
 

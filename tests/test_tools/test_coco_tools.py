@@ -137,6 +137,80 @@ def test_eval_of_nothing_and_of_strangers(load_tool, saved, tmp_path):
         tool.main(['--gt', str(ann_file), '--results', str(path)])
 
 
+def as_pickle(results, gt, category_ids):
+    """What ``tools/test.py --out`` of a model with these classes writes."""
+    predictions = []
+    for image_id in gt.imgs:
+        found = [one for one in results if one['image_id'] == image_id
+                 and one['category_id'] in category_ids]
+        boxes = np.array([one['bbox'] for one in found], dtype=np.float64).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        predictions.append(dict(
+            img_id=image_id, ori_shape=(1, 1), pred_instances=dict(
+                bboxes=torch.from_numpy(boxes),
+                labels=torch.tensor([category_ids.index(one['category_id']) for one in found],
+                                    dtype=int),
+                scores=torch.tensor([one['score'] for one in found], dtype=torch.double))))
+    return predictions
+
+
+def test_eval_of_some_classes_equals_coco_metric(load_tool, saved, tmp_path):
+    from mmdet.evaluation import CocoMetric
+    from mmengine.fileio import dump
+    ann_file, results, path = saved
+    gt, names = COCO(str(ann_file)), ['person', 'car', 'chair']
+    predictions = as_pickle(results, gt, gt.getCatIds(names))
+    dump(predictions, str(tmp_path / 'out.pkl'))
+    metric = CocoMetric(ann_file=str(ann_file), metric='bbox')
+    metric.dataset_meta = dict(classes=names)
+    metric.process({}, predictions)
+    expected = metric.evaluate(len(predictions))['coco/bbox_mAP']
+    tool = load_tool('analysis_tools/eval_coco.py')
+    for file in (path, tmp_path / 'out.pkl'):
+        tool.main(['--gt', str(ann_file), '--results', str(file), '--iou-types', 'bbox',
+                   '--classes', *names, '--classwise', '--json', str(tmp_path / 'ap.json')])
+        report = json.loads((tmp_path / 'ap.json').read_text())
+        assert report['bbox']['AP'] == pytest.approx(expected, abs=6e-4) and expected > .1
+        assert set(report['bbox_classwise']) == set(names)
+
+
+def test_boxes_beside_masks_count_once(load_tool, saved, tmp_path):
+    """mmdet's results.segm.json repeats the boxes of results.bbox.json."""
+    ann_file, results, path = saved
+    boxes, out = tmp_path / 'r.bbox.json', tmp_path / 'ap.json'
+    boxes.write_text(json.dumps([{k: v for k, v in one.items() if k != 'segmentation'}
+                                 for one in results]))
+    tool, found = load_tool('analysis_tools/eval_coco.py'), []
+    for files in ([boxes], [boxes, path]):
+        tool.main(['--gt', str(ann_file), '--json', str(out), '--iou-types', 'bbox',
+                   '--results', *map(str, files)])
+        found.append(json.loads(out.read_text())['bbox'])
+    assert found[0] == found[1]
+
+
+def test_eval_refuses_what_it_cannot_evaluate(load_tool, saved, tmp_path):
+    ann_file, results, path = saved
+    tool, file = load_tool('analysis_tools/eval_coco.py'), tmp_path / 'r.json'
+
+    def refused(message, *options, content=None, results=file):
+        if content is not None:
+            file.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(SystemExit, match=message) as error:
+            tool.main(['--gt', str(ann_file), '--results', str(results), *options])
+        assert len(str(error.value).splitlines()) == 1
+
+    only_boxes = [{k: v for k, v in one.items() if k != 'segmentation'} for one in results]
+    keypoints = [{**{k: v for k, v in one.items() if k != 'bbox'}, 'keypoints': [1, 2, 2]}
+                 for one in only_boxes]
+    refused('no result holds segmentation', '--iou-types', 'segm', content=only_boxes)
+    refused('keypoints', content=keypoints)
+    refused('keypoints', '--iou-types', 'segm', content=keypoints)
+    refused('hold neither', content=[*only_boxes, keypoints[0]])
+    refused('is no JSON', content='{"images": [')
+    refused('does not exist', results=tmp_path / 'none.json')
+    refused('persona', '--classes', 'persona', results=path)
+
+
 def test_subset(load_tool, coco_mini, tmp_path):
     from mmext.cli.annotation_check import check_coco_file
     ann_file = coco_mini / 'annotations' / 'instances_train2017.json'

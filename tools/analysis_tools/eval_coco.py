@@ -13,13 +13,32 @@ import contextlib
 import io
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
+
+from mmext.cli.clear_errors import one_clear_error
+from mmext.engine.coco_evaluation import (
+    BACKENDS,
+    BOX,
+    CATEGORY,
+    IMAGE,
+    SCORE,
+    average_precision,
+    evaluate,
+)
 
 NAMES = ('AP', 'AP50', 'AP75', 'APs', 'APm', 'APl', 'AR1', 'AR10', 'AR100', 'ARs', 'ARm', 'ARl')
 KEYS = {'bbox': 'bbox', 'segm': 'segmentation'}
+
+
+class Detections(NamedTuple):
+    """Of one file: table (N, 7) as ``evaluate`` takes it; masks N or None; whether boxes."""
+
+    table: np.ndarray
+    masks: list[dict] | None
+    boxes: bool
 
 
 def parse_args(argv=None):
@@ -34,115 +53,135 @@ def parse_args(argv=None):
     parser.add_argument('--classwise', action='store_true', help='AP of every class, too')
     parser.add_argument(
         '--classes', nargs='+', metavar='NAME',
-        help='class names of the config, for a pickle of a model with fewer than the file has')
+        help="the config's class names, where they are fewer than the file has: only these are "
+        'evaluated, and labels of a pickle count them in the order of the file, as in CocoMetric')
+    parser.add_argument('--backend', choices=BACKENDS, default=BACKENDS[0])
     parser.add_argument('--json', metavar='OUT', help='write the numbers to this file')
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for path in (args.gt, *args.results):
+        if not Path(path).is_file():
+            raise SystemExit(f'error: {path} does not exist')
+    return args
 
 
-def load_results(path: str, gt: COCO, classes: list[str] | None) -> list[dict]:
-    """Detections in COCO's format; SystemExit where the file does not hold any format known."""
+def load_gt(path: str, classes: list[str] | None) -> tuple[COCO, list[int]]:
+    """The annotation file and the ids of the wanted classes, in its order."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            gt = COCO(path)
+    except (ValueError, AssertionError) as error:
+        raise SystemExit(f'error: --gt {path} is no COCO file: {error}') from error
+    strange = sorted(set(classes or ()) - {one['name'] for one in gt.cats.values()})
+    if strange:
+        raise SystemExit(f'error: --classes {", ".join(strange)}: no such class in {path}')
+    return gt, gt.getCatIds(catNms=classes or [])
+
+
+def load_results(path: str, category_ids: list[int]) -> Detections:
+    """Detections of a file; SystemExit where it does not hold any format known."""
     if path.endswith('.pkl'):
         from mmengine.fileio import load
 
-        return from_pickle(load(path), gt, classes)
-    with open(path, encoding='utf-8') as file:
-        results = json.load(file)
+        return from_pickle(path, load(path), category_ids)
+    try:
+        results = json.loads(Path(path).read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise SystemExit(f'error: {path} is no JSON: {error}') from error
     if not isinstance(results, list) or not all(
             isinstance(one, dict) and {'image_id', 'category_id', 'score'} <= set(one)
             for one in results):
         raise SystemExit(f'error: {path} is no list of COCO results (image_id, category_id, score '
                          'and bbox or segmentation)')
-    return results
+    boxes, masks = ([key in one for one in results] for key in KEYS.values())
+    if results and not all(boxes) and not all(masks):
+        raise SystemExit(f'error: {path}: {len(results) - max(sum(boxes), sum(masks))} of '
+                         f'{len(results)} results hold neither bbox nor segmentation; keypoints '
+                         'are not evaluated')
+    table = np.zeros((len(results), 7))
+    for column, key in ((IMAGE, 'image_id'), (SCORE, 'score'), (CATEGORY, 'category_id')):
+        table[:, column] = [one[key] for one in results]
+    if all(boxes):
+        table[:, BOX] = np.reshape([one['bbox'] for one in results], (-1, 4))
+    return Detections(
+        table, [one['segmentation'] for one in results] if all(masks) else None, all(boxes))
 
 
-def from_pickle(predictions: list[dict], gt: COCO, classes: list[str] | None) -> list[dict]:
+def from_pickle(path: str, predictions: list[dict], category_ids: list[int]) -> Detections:
     """Detections of ``tools/test.py --out``; label i is the i-th wanted category of the file."""
-    category_ids = gt.getCatIds(catNms=classes or [])
-    results = []
-    for prediction in predictions:
-        found = prediction['pred_instances']
-        boxes = np.asarray(found['bboxes'], dtype=float).reshape(-1, 4)
-        boxes[:, 2:] -= boxes[:, :2]
-        masks = found.get('masks')
-        for i, (box, label, score) in enumerate(
-                zip(boxes, found['labels'], found['scores'], strict=True)):
-            one = {
-                'image_id': int(prediction['img_id']),
-                'category_id': category_ids[int(label)],
-                'score': float(score),
-                'bbox': box.tolist(),
-            }
-            if masks is not None:
-                one['segmentation'] = masks[i]
-            results.append(one)
-    return results
+    if not (isinstance(predictions, list) and all(
+            isinstance(one, dict) and {'img_id', 'pred_instances'} <= set(one)
+            for one in predictions)):
+        raise SystemExit(f'error: {path} is no pickle of tools/test.py --out')
+    found = [one['pred_instances'] for one in predictions]
+    labels = np.concatenate([np.asarray(one['labels'], dtype=int) for one in found])
+    if labels.size and labels.max() >= len(category_ids):
+        raise SystemExit(f'error: {path} holds label {labels.max()}, but there are only '
+                         f'{len(category_ids)} classes; name those of the config by --classes')
+    table = np.empty((len(labels), 7))
+    table[:, IMAGE] = np.repeat([one['img_id'] for one in predictions],
+                                [len(one['labels']) for one in found])
+    boxes = np.concatenate([np.asarray(one['bboxes'], dtype=float).reshape(-1, 4) for one in found])
+    boxes[:, 2:] -= boxes[:, :2]
+    table[:, BOX] = boxes
+    table[:, SCORE] = np.concatenate([np.asarray(one['scores'], dtype=float) for one in found])
+    table[:, CATEGORY] = np.asarray(category_ids)[labels]
+    with_masks = all('masks' in one for one in found)
+    return Detections(
+        table, [mask for one in found for mask in one['masks']] if with_masks else None, True)
 
 
-def check(results: list[dict], gt: COCO) -> None:
+def check(table: np.ndarray, gt: COCO) -> None:
     """SystemExit for images or classes that the annotation file lacks."""
-    for key, known, text in (('image_id', gt.imgs, 'images'),
-                             ('category_id', gt.cats, 'classes')):
-        strange = sorted({one[key] for one in results} - set(known))
-        if strange:
-            raise SystemExit(f'error: results for {len(strange)} {text} that the annotation file '
-                             f'lacks, e.g. {key} {strange[0]}; is it the right --gt?')
+    for column, known, key, text in ((IMAGE, gt.imgs, 'image_id', 'images'),
+                                     (CATEGORY, gt.cats, 'category_id', 'classes')):
+        strange = np.setdiff1d(table[:, column], list(known))
+        if strange.size:
+            raise SystemExit(f'error: results for {strange.size} {text} that the annotation file '
+                             f'lacks, e.g. {key} {strange[0]:.0f}; is it the right --gt?')
 
 
-def evaluate(gt: COCO, results: list[dict], iou_type: str) -> COCOeval:
-    """Runs COCO's evaluation on the detections that have a box or a mask, as asked for."""
-    key = KEYS[iou_type]
-    # with a box beside it, pycocotools takes the size of the box for that of the mask
-    kept = [
-        {name: value for name, value in one.items() if name != 'bbox' or iou_type == 'bbox'}
-        for one in results if key in one
-    ]
-    if iou_type == 'bbox':
-        kept = [{name: value for name, value in one.items() if name != 'segmentation'}
-                for one in kept]
-    if kept:
-        detections = gt.loadRes(kept)
-    else:  # pycocotools cannot load an empty list
-        detections = COCO()
-        detections.dataset = {**gt.dataset, 'annotations': []}
-        detections.createIndex()
-    run = COCOeval(gt, detections, iou_type)
-    run.evaluate()
-    run.accumulate()
-    run.summarize()
-    return run
+def choose(files: list[Detections], iou_type: str) -> list[Detections]:
+    """The files that speak of boxes, or of masks.
 
-
-def class_aps(run: COCOeval, gt: COCO) -> dict[str, float]:
-    """AP per class name; -1 where the class has no object."""
-    precision = run.eval['precision'][:, :, :, 0, -1]
-    aps = {}
-    for i, category_id in enumerate(run.params.catIds):
-        values = precision[:, :, i][precision[:, :, i] > -1]
-        aps[gt.cats[category_id]['name']] = float(values.mean()) if values.size else -1.0
-    return aps
+    mmdet's `results.segm.json` repeats the boxes of `results.bbox.json`: beside a file with boxes
+    alone, those of a file with masks do not count.
+    """
+    if iou_type == 'segm':
+        return [one for one in files if one.masks is not None]
+    boxes = [one for one in files if one.boxes]
+    return [one for one in boxes if one.masks is None] or boxes
 
 
 def main(argv=None):
     args = parse_args(argv)
-    if not Path(args.gt).is_file():
-        raise SystemExit(f'error: --gt {args.gt} does not exist')
-    with contextlib.redirect_stdout(io.StringIO()):
-        gt = COCO(args.gt)
-    results = [one for path in args.results for one in load_results(path, gt, args.classes)]
-    check(results, gt)
-    iou_types = args.iou_types or [
-        iou_type for iou_type, key in KEYS.items() if any(key in one for one in results)
-    ] or ['bbox']
-    report = {'gt': args.gt, 'results': args.results, 'detections': len(results)}
-    for iou_type in iou_types:
+    gt, category_ids = load_gt(args.gt, args.classes)
+    files = [load_results(path, category_ids) for path in args.results]
+    for one in files:
+        check(one.table, gt)
+    full = [one for one in files if len(one.table)]  # what an empty list is about, nobody knows
+    report = {'gt': args.gt, 'results': args.results,
+              'detections': sum(len(one.table) for one in full)}
+    kinds = [iou_type for iou_type in KEYS if choose(full, iou_type)]
+    for iou_type in args.iou_types or kinds or ['bbox']:
+        if full and iou_type not in kinds:
+            raise SystemExit(f'error: --iou-types {iou_type}: no result holds '
+                             f'{KEYS[iou_type]}, only {", ".join(KEYS[kind] for kind in kinds)}')
+        chosen = choose(full, iou_type)
+        table = np.concatenate([np.empty((0, 7)), *(one.table for one in chosen)])
+        masks = [mask for one in chosen for mask in one.masks] if iou_type == 'segm' else None
+        run = evaluate(gt, table, masks, cat_ids=category_ids, backend=args.backend)
         with contextlib.redirect_stdout(io.StringIO()):
-            run = evaluate(gt, results, iou_type)
+            run.summarize()
         report[iou_type] = dict(zip(NAMES, map(float, run.stats), strict=True))
         print(f'{iou_type}: ' + '  '.join(
             f'{name} {value:.3f}' for name, value in report[iou_type].items()))
         if args.classwise:
-            report[f'{iou_type}_classwise'] = class_aps(run, gt)
-            for name, value in report[f'{iou_type}_classwise'].items():
+            aps = {gt.cats[one]['name']: average_precision(run, i)
+                   for i, one in enumerate(run.params.catIds)}
+            # -1, as of pycocotools, for a class without objects: JSON has no nan
+            aps = {name: -1. if np.isnan(ap) else ap for name, ap in aps.items()}
+            report[f'{iou_type}_classwise'] = aps
+            for name, value in aps.items():
                 print(f'  {name:20} {value:.3f}')
     if args.json:
         with open(args.json, 'w', encoding='utf-8') as file:
@@ -150,4 +189,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    main()
+    with one_clear_error():
+        main()
