@@ -287,7 +287,8 @@ def write_panoptic(out, split, digits, labels, rows, args):
                 'iscrowd': 0})
         name = f'{i:06d}.png'
         write_png(out / split / name, to_bytes(paper))
-        write_png(folder / name, np.stack([ids >> 16, ids >> 8 & 255, ids & 255], -1).astype(np.uint8))
+        colors = np.stack([ids >> 16, ids >> 8 & 255, ids & 255], -1)  # OpenCV writes BGR
+        write_png(folder / name, colors.astype(np.uint8))
         write_png(out / 'semantic' / split / name, semantic)
         images.append({'id': i + 1, 'file_name': name, 'width': args.canvas, 'height': args.canvas})
         annotations.append({'image_id': i + 1, 'file_name': name, 'segments_info': infos})
