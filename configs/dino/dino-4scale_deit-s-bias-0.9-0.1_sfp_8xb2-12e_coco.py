@@ -21,5 +21,5 @@ model = dict(
         num_outs=4,
         strides=[8, 16, 32, 64]))
 default_hooks = dict(
-    checkpoint=dict(type='mmext.SafeCheckpointHook', max_keep_ckpts=2, save_best='coco/bbox_mAP'))
-custom_hooks = [dict(type='mmext.RunArtifactsHook')]
+    checkpoint=dict(type='mmext.SafeCheckpointHook', max_keep_ckpts=2, save_best='coco/bbox_mAP'),
+    artifacts=dict(type='mmext.RunArtifactsHook'))

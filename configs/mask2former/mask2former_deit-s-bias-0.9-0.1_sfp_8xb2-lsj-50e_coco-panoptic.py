@@ -20,5 +20,6 @@ model = dict(
         num_outs=4,
         strides=[4, 8, 16, 32]),
     panoptic_head=dict(in_channels=[256] * 4))
-default_hooks = dict(checkpoint=dict(type='mmext.SafeCheckpointHook'))
-custom_hooks = [dict(type='mmext.RunArtifactsHook')]
+default_hooks = dict(
+    checkpoint=dict(type='mmext.SafeCheckpointHook'),
+    artifacts=dict(type='mmext.RunArtifactsHook'))

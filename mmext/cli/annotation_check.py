@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from mmengine.logging import print_log
 
+# data sets whose files are COCO's, instances only; LVIS writes coco_url instead of file_name
+INSTANCES = {'CocoDataset', 'LVISV1Dataset', 'CityscapesDataset'}
 ROLES = {'train': 'train_dataloader', 'val': 'val_dataloader', 'test': 'test_dataloader'}
 
 
@@ -145,6 +147,9 @@ def read_coco(ann_file: str) -> dict:
     if absent:
         raise AnnotationError(
             f'annotation file {ann_file!r} is no COCO detection file: it lacks the lists {absent}')
+    for image in data['images']:
+        if 'coco_url' in image:  # LVIS: mmdet takes its last two parts, train2017/000000000009.jpg
+            image.setdefault('file_name', '/'.join(image['coco_url'].split('/')[-2:]))
     for key, needed in [('images', ('id', 'file_name', 'height', 'width')),
                         ('categories', ('id', 'name')),
                         ('annotations', ('id', 'image_id', 'category_id', 'bbox', 'area'))]:
@@ -266,9 +271,9 @@ def check_dataset_cfg(cfg, splits: Sequence[str] = ('train', 'val')) -> list[dic
 
 
 def coco_datasets(node, where: str) -> Iterator[tuple[str, dict]]:
-    """CocoDataset configs below a dataloader, through any wrapper (repeat, concatenate, ...)."""
+    """Configs of COCO's kind below a dataloader, through any wrapper (repeat, concatenate, ...)."""
     if isinstance(node, dict):
-        if str(node.get('type', '')).split('.')[-1] == 'CocoDataset':
+        if str(node.get('type', '')).split('.')[-1] in INSTANCES:
             if node.get('ann_file'):
                 yield where, node
             return
@@ -281,12 +286,12 @@ def coco_datasets(node, where: str) -> Iterator[tuple[str, dict]]:
 
 
 def dataset_classes(dataset: dict) -> list[str]:
-    """Class names of a dataset config: its metainfo, or COCO's 80."""
+    """Class names of a dataset config: its metainfo, or those of its type."""
     classes = (dataset.get('metainfo') or {}).get('classes')
     if classes is None:
-        from mmdet.datasets import CocoDataset
+        from mmdet.registry import DATASETS
 
-        return list(CocoDataset.METAINFO['classes'])
+        return list(DATASETS.get(dataset['type']).METAINFO.get('classes', ()))
     if isinstance(classes, str):
         if not osp.isfile(classes):
             raise AnnotationError(

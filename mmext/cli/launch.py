@@ -120,7 +120,9 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     check_data_paths(cfg, splits)
     if cfg.default_scope == 'mmdet':
         from mmext.cli.annotation_check import check_dataset_cfg
+        from mmext.cli.panoptic_check import check_segmentation_cfg
         check_dataset_cfg(cfg, splits)
+        check_segmentation_cfg(cfg, splits)
     cpu.init_process_group(cfg.launcher)
     runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
     refuse_damaged_images(runner)

@@ -19,7 +19,7 @@ import torch
 from mmengine.config import DictAction
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
-from mmext.analysis.flop_counter import count_by_part, drop_values
+from mmext.analysis.flop_counter import count_by_part, drop_values, parameters_of
 from mmext.analysis.timing import check_device
 from mmext.cli.config_check import ConfigError
 from mmext.cli.launch import build_model, default_shape, load_config, one_clear_error
@@ -63,20 +63,14 @@ def parse_args(argv=None):
     return args
 
 
-def parameters(model, part: str) -> int:
-    """Parameters of a part of ``count_by_part`` in the model."""
-    module = model
-    if part in ('bbox_head', 'mask_head') and hasattr(model, 'roi_head'):
-        module = model.roi_head
-    return sum(p.numel() for p in getattr(module, part).parameters())
-
-
 def analyze(args) -> dict:
     check_device(args.device)
     cfg = load_config(args.config, args.cfg_options, None, 'none')
     model = build_model(cfg)
-    if args.shapes_only and hasattr(model, 'roi_head') and not args.backbone_only:
-        raise ConfigError('--shapes-only: the regions of a two-stage detector have values; leave '
+    if args.shapes_only and not args.backbone_only and (
+            hasattr(model, 'roi_head') or hasattr(model, 'panoptic_head')
+            or hasattr(model, 'forward_transformer')):
+        raise ConfigError('--shapes-only: regions and queries of a detector have values; leave '
                           'it out, or add --backbone-only')
     if args.keep_ratio:
         if not hasattr(model.backbone, 'set_keep_ratio'):
@@ -93,7 +87,7 @@ def analyze(args) -> dict:
         counts = count_by_part(model, image, args.proposals, args.boxes, args.backbone_only)
 
     parts = {
-        name: {'gflops': count.gflops, 'params': parameters(model, name)}
+        name: {'gflops': count.gflops, 'params': parameters_of(model, name)}
         for name, count in counts.items()
     }
     result = {
@@ -125,10 +119,10 @@ def show(result: dict) -> None:
           f"key-value gather: {result['gather']} projection")
     if 'proposals' in result:
         print(f"Regions: {result['proposals']} proposals, {result['boxes']} mask boxes")
-    print(f"\n{'part':<12} {'GFLOPs':>12} {'params':>14}")
+    print(f"\n{'part':<13} {'GFLOPs':>12} {'params':>14}")
     for name, part in result['parts'].items():
-        print(f"{name:<12} {part['gflops']:>12.3f} {part['params']:>14,}")
-    print(f"{'total':<12} {result['gflops']:>12.3f} {result['params']:>14,}")
+        print(f"{name:<13} {part['gflops']:>12.3f} {part['params']:>14,}")
+    print(f"{'total':<13} {result['gflops']:>12.3f} {result['params']:>14,}")
     for name, value in result.get('modules', {}).items():
         print(f'  {name:<50} {value:>12.3f} GFLOPs')
     print(f"\n{result['units']}")
