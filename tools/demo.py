@@ -2,9 +2,11 @@
 
     python tools/demo.py IMAGE|FOLDER CONFIG CHECKPOINT --out-dir outputs
 
-A detector writes OUT_DIR/vis/<image> with boxes and masks and OUT_DIR/preds/<image>.json, a
-classifier OUT_DIR/<image>.png and OUT_DIR/predictions.json. An image that cannot be read is
-named and left out; the exit status is then 1.
+A detector writes OUT_DIR/vis/<image> with boxes and masks and OUT_DIR/preds/<image>.json. A
+panoptic or semantic model also writes a PNG of its segments: OUT_DIR/preds/<image>_panoptic_seg.png
+(ids) or <image>_sem_seg.png (labels). A classifier writes OUT_DIR/<image>.png and
+OUT_DIR/predictions.json. An image that cannot be read is named and left out; the exit status is
+then 1.
 """
 
 import argparse
@@ -51,9 +53,33 @@ def find_images(path: Path) -> list[Path]:
 
 def detector(args, cfg):
     """A function from an image's path to one line about it; draws and writes on the way."""
+    import cv2
+    import mmengine
+    import numpy as np
     from mmdet.apis import DetInferencer
 
-    infer = DetInferencer(
+    from mmext.cli.panoptic_check import check_packages
+
+    class Inferencer(DetInferencer):
+        """mmdet's, which knows no semantic maps and does not say what a panoptic one shows."""
+
+        def pred2dict(self, sample, pred_out_dir=''):
+            found = sample.get('pred_panoptic_seg', sample.get('pred_sem_seg'))
+            if found is None:
+                return super().pred2dict(sample, pred_out_dir)
+            ids = found.sem_seg[0].cpu().numpy().copy()  # mmdet's method writes into it
+            result = super().pred2dict(sample, pred_out_dir)
+            stem = Path(pred_out_dir) / 'preds' / Path(sample.img_path).stem
+            if 'pred_sem_seg' in sample:
+                result['sem_seg_path'] = f'{stem}_sem_seg.png'
+                cv2.imwrite(result['sem_seg_path'], ids.astype(np.uint8))
+            labels = (np.unique(ids) % 1000).tolist()  # of mmdet's ids; the last label is void
+            result['segments'] = [classes[label] for label in labels if label < len(classes)]
+            mmengine.dump(result, f'{stem}.json')
+            return result
+
+    check_packages(cfg.test_dataloader, 'test_dataloader')
+    infer = Inferencer(
         model=cfg, weights=args.checkpoint, device=args.device, show_progress=False)
     check_fits(args.checkpoint, infer.model)
     classes = infer.model.dataset_meta['classes']
@@ -62,7 +88,7 @@ def detector(args, cfg):
         found = infer(
             str(image), out_dir=str(args.out_dir), pred_score_thr=args.score_thr,
             no_save_pred=False)['predictions'][0]
-        names = [
+        names = found['segments'] if 'segments' in found else [
             classes[label] for label, score in zip(found['labels'], found['scores'], strict=True)
             if score >= args.score_thr
         ]

@@ -18,7 +18,8 @@ model = dict(
         inner_channels=32,
         end_level=3,  # all three levels of the pyramid
         norm_cfg=dict(type='GN', num_groups=8),
-        loss_seg=dict(type='CrossEntropyLoss', ignore_index=255, loss_weight=.5)),
+        loss_seg=dict(
+            type='CrossEntropyLoss', ignore_index=255, avg_non_ignore=True, loss_weight=.5)),
     panoptic_fusion_head=dict(
         type='HeuristicFusionHead', num_things_classes=10, num_stuff_classes=3),
     test_cfg=dict(

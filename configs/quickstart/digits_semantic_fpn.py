@@ -17,7 +17,7 @@ model = dict(
         'num_things_classes': 0,
         'num_stuff_classes': 13,
         'inner_channels': 64,
-        'loss_seg': dict(type='CrossEntropyLoss', ignore_index=255)})
+        'loss_seg': dict(type='CrossEntropyLoss', ignore_index=255, avg_non_ignore=True)})
 
 data_root = 'data/digits/panoptic/'
 pipeline = [

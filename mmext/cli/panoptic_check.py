@@ -56,7 +56,9 @@ def check_segmentation_cfg(cfg, splits: Sequence[str] = ('train', 'val'),
     Raises:
         AnnotationError: all that is wrong, in one message.
     """
-    check_packages(cfg, splits)
+    for split in splits:
+        for key in (ROLES[split], f'{split}_evaluator'):
+            check_packages(cfg.get(key), key)
     if int(os.environ.get('RANK', os.environ.get('SLURM_PROCID', 0))):
         return []
     reports, errors = [], []
@@ -64,7 +66,7 @@ def check_segmentation_cfg(cfg, splits: Sequence[str] = ('train', 'val'),
         report = check_dataset(dataset, kind, samples)
         if report is None:
             continue
-        found = report['errors'] + head_errors(cfg.get('model') or {}, report)
+        found = report['errors'] or head_errors(cfg.get('model') or {}, report)
         errors += [f"{where}: {report['ann_file']}: {error}" for error in found]
         if not found:
             print_log(f"{report['ann_file']}: {report['images']} images, {report['read']} label "
@@ -77,18 +79,14 @@ def check_segmentation_cfg(cfg, splits: Sequence[str] = ('train', 'val'),
     return reports
 
 
-def check_packages(cfg, splits: Sequence[str]) -> None:
-    """AnnotationError for a package that the data or metrics of a config need and that is absent.
-    """
-    for split in splits:
-        for key in (ROLES[split], f'{split}_evaluator'):
-            for where, node in walk(cfg.get(key), key):
-                name = str(node.get('type', '')).split('.')[-1]
-                package, cure = PACKAGES.get(name, (None, None))
-                if package and importlib.util.find_spec(package) is None:
-                    raise AnnotationError(
-                        f'{where} ({name}) needs the package {package}, which is not installed: '
-                        f'{cure}')
+def check_packages(part, path: str) -> None:
+    """AnnotationError for an absent package that a part of a config needs, data set or metric."""
+    for where, node in walk(part, path):
+        name = str(node.get('type', '')).split('.')[-1]
+        package, cure = PACKAGES.get(name, (None, None))
+        if package and importlib.util.find_spec(package) is None:
+            raise AnnotationError(
+                f'{where} ({name}) needs the package {package}, which is not installed: {cure}')
 
 
 def segmentation_datasets(cfg, splits: Sequence[str]) -> Iterator[tuple[str, str, dict]]:
@@ -123,15 +121,12 @@ def check_dataset(dataset: dict, kind: str, samples: int | None) -> dict | None:
 
 
 def head_errors(model: dict, report: dict) -> list[str]:
-    """Heads whose numbers of things and stuff are not those of the data."""
-    errors = []
+    """One error for heads whose numbers of things and stuff are not those of the data."""
     want = {'num_things_classes': report['things'], 'num_stuff_classes': report['stuff']}
-    for where, node in walk(model, 'model'):
-        for key, count in want.items():
-            if isinstance(node.get(key), int) and node[key] != count:
-                errors.append(f'it has {count} {key.split("_")[1]} classes but the config has '
-                              f'{where}.{key}={node[key]}')
-    return errors
+    wrong = [f'{where}.{key}={node[key]}' for where, node in walk(model, 'model')
+             for key, count in want.items() if node.get(key, count) != count]
+    return [f"it has {report['things']} things and {report['stuff']} stuff classes but the config "
+            f"has {', '.join(wrong)}"] if wrong else []
 
 
 # ------------------------------------------------------------------------------------- panoptic

@@ -29,4 +29,4 @@ model = dict(
         start_level=0,
         end_level=4,
         norm_cfg=dict(type='GN', num_groups=32, requires_grad=True),
-        loss_seg=dict(type='CrossEntropyLoss', ignore_index=255, loss_weight=1.0)))
+        loss_seg=dict(type='CrossEntropyLoss', ignore_index=255, avg_non_ignore=True)))
