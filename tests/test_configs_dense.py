@@ -3,7 +3,6 @@
 
 from pathlib import Path
 
-import mmext.registry  # noqa: F401, I001  (before mmdet)
 import numpy as np
 import pytest
 import torch
@@ -13,6 +12,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 from mmengine.structures import PixelData
 
+import mmext.registry  # noqa: F401
 from mmext.analysis.flop_counter import count_by_part, parameters_of
 from mmext.cli.config_check import check_config
 from mmext.registry import MODELS
