@@ -11,8 +11,8 @@ def setup() -> None:
     """Prepare the process for mmdet and mmpretrain; a second call does nothing.
 
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
-    mmengine read the checkpoints that it wrote and find mmext's configs by name, and the
-    inferencers of both packages work in one process.
+    mmengine read the checkpoints that it wrote and find mmext's configs by name, lets the
+    inferencers of both packages work in one process, and repairs mmdet's panoptic pictures.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
@@ -20,11 +20,12 @@ def setup() -> None:
     global _done
     if _done:
         return
-    from . import hub, inferencers, mmcv_ext, torch_load, versions
+    from . import hub, inferencers, mmcv_ext, panoptic, torch_load, versions
     versions.check()
     mmcv_ext.install()
     torch_load.allow_own_checkpoints()
     hub.add_package()
     inferencers.keep_scopes()
+    panoptic.repair_when_imported()
     versions.avoid_broken_transformers()
     _done = True

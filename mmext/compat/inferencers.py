@@ -15,10 +15,15 @@ import sys
 def keep_scopes() -> None:
     """Give every inferencer its own scope; where one is not imported yet, as soon as it is."""
     for name, repair in REPAIRS.items():
-        if name in sys.modules:
-            repair(sys.modules[name])
-        else:
-            sys.meta_path.insert(0, _WhenImported(name, repair))
+        when_imported(name, repair)
+
+
+def when_imported(name: str, repair) -> None:
+    """Call ``repair(module)`` now where the module is imported, else as soon as it is."""
+    if name in sys.modules:
+        repair(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _WhenImported(name, repair))
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
