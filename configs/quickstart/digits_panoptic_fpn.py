@@ -1,6 +1,6 @@
 """Every pixel a digit or a kind of paper: digits_mask_rcnn.py and a semantic head, Panoptic FPN.
 
-Starts from the backbone of digits_cls.py; about ten minutes on one core.
+Starts from the backbone of digits_cls.py; 12 minutes of one thread.
 """
 
 _base_ = './digits_mask_rcnn.py'

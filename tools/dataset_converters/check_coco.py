@@ -1,9 +1,11 @@
 """Check a COCO annotation file before training: classes, counts, images, masks.
 
     python tools/dataset_converters/check_coco.py ANN_FILE --image-dir DIR --classes cat dog
+    python tools/dataset_converters/check_coco.py PANOPTIC_FILE --seg-dir DIR_OF_PNGS
     python tools/dataset_converters/check_coco.py --config CONFIG
 
-Exit status 1 when something is wrong.
+A config may also have LVIS, panoptic and semantic data; every label image is read. Exit status 1
+when something is wrong.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import sys
 from mmengine.config import Config, DictAction
 
 from mmext.cli.annotation_check import AnnotationError, check_coco_file, check_dataset_cfg
+from mmext.cli.panoptic_check import check_panoptic_file, check_segmentation_cfg
 
 
 def parse_args():
@@ -20,6 +23,8 @@ def parse_args():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('ann_file', nargs='?', help='annotation file in COCO format')
     parser.add_argument('--image-dir', help='folder of the images; default: do not look')
+    parser.add_argument(
+        '--seg-dir', help='folder of the PNGs of a panoptic file; makes ANN_FILE one')
     parser.add_argument('--classes', nargs='+', help='class names in the order of the config')
     parser.add_argument('--masks', action='store_true', help='instance masks are needed')
     parser.add_argument('--config', help='check the train, val and test data of this config')
@@ -41,7 +46,11 @@ def main():
 
             cfg = Config.fromfile(args.config)
             cfg.merge_from_dict(args.cfg_options or {})
-            reports = check_dataset_cfg(cfg, ('train', 'val', 'test'))
+            splits = ('train', 'val', 'test')
+            reports = check_dataset_cfg(cfg, splits) + check_segmentation_cfg(cfg, splits, None)
+        elif args.seg_dir:
+            reports = [
+                check_panoptic_file(args.ann_file, args.seg_dir, args.image_dir, args.classes)]
         else:
             reports = [
                 check_coco_file(args.ann_file, args.classes, args.image_dir, args.masks, True)]
@@ -60,7 +69,7 @@ def print_report(report):
     print(report['ann_file'])
     for key, value in counts.items():
         print(f'  {key.replace("_", " "):20} {value}')
-    for name, count in sorted(report['per_class'].items(), key=lambda item: -item[1]):
+    for name, count in sorted(report.get('per_class', {}).items(), key=lambda item: -item[1]):
         print(f'    {name:18} {count}')
     for kind in ('warnings', 'errors'):
         for message in report[kind]:
