@@ -27,6 +27,7 @@ ON_DEMAND = {
     'CocoMetric': 'mmext.engine.coco_metric',
     'SVHN': 'mmext.datasets.svhn',
     'MaskedDetDataPreprocessor': 'mmext.models.detection.data_preprocessor',
+    'SemanticSegmentor': 'mmext.models.detection.semantic_segmentor',
     'MaskedRPNHead': 'mmext.models.detection.padding',
     'MaskedRoIExtractor': 'mmext.models.detection.padding',
 }
@@ -49,7 +50,8 @@ DATASETS = OnDemandRegistry(
 TRANSFORMS = Registry(
     'transform', scope='mmext', parent=MMENGINE_TRANSFORMS, locations=['mmext.datasets'])
 HOOKS = Registry('hook', scope='mmext', parent=MMENGINE_HOOKS, locations=['mmext.engine'])
-METRICS = OnDemandRegistry('metric', scope='mmext', parent=MMENGINE_METRICS, locations=['mmext.engine'])
+METRICS = OnDemandRegistry(
+    'metric', scope='mmext', parent=MMENGINE_METRICS, locations=['mmext.engine'])
 OPTIM_WRAPPERS = Registry(
     'optim_wrapper', scope='mmext', parent=MMENGINE_OPTIM_WRAPPERS, locations=['mmext.engine'])
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(

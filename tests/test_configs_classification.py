@@ -226,7 +226,7 @@ def test_columns_kept_at_224(stem, keep):
     model = build(cfg).eval()
     with torch.no_grad():
         layers = model.backbone.forward_intermediates(torch.rand(1, 3, 224, 224))
-    assert tuple(int(layers[i]['keep'][0, 0].sum()) for i in range(12)) == keep
+    assert tuple(int(layers[i]['kept'][0, 0].sum()) for i in range(12)) == keep
 
 
 def test_counts_of_the_index():

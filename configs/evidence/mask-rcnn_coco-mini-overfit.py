@@ -65,8 +65,10 @@ test_dataloader = dict(
     **loader, sampler=dict(type='DefaultSampler', shuffle=False),
     dataset={**train_set, 'ann_file': test_ann, 'data_prefix': dict(img='val2017/'),
              'pipeline': test_pipeline, 'test_mode': True})
-val_evaluator = dict(type='mmext.CocoMetric', ann_file=data_root + train_ann, metric=['bbox', 'segm'])
-test_evaluator = dict(type='mmext.CocoMetric', ann_file=data_root + test_ann, metric=['bbox', 'segm'])
+val_evaluator = dict(
+    type='mmext.CocoMetric', ann_file=data_root + train_ann, metric=['bbox', 'segm'])
+test_evaluator = dict(
+    type='mmext.CocoMetric', ann_file=data_root + test_ann, metric=['bbox', 'segm'])
 
 # 3,200 iterations x 2 images / 64 = 100 epochs; the pre-trained backbone at a tenth of the rate
 iters = 3200

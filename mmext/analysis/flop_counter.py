@@ -2,9 +2,10 @@
 
 What counts: convolutions (transposed too), linear layers, matrix products and attention, at two
 FLOPs a multiply-accumulate. What does not: softmax, normalizations, activations, top-k, gathers,
-additive biases and element-wise products, among them the token statistics of TSSA and DMSA where
-they run as multiply-and-sum (N*d MACs a layer, 1/(2d) of it; where an implementation runs them as
-a matrix product they are counted, as ``mmext.analysis.flop_formulas`` does).
+additive biases, the sampling of deformable attention and element-wise products, among them the
+token statistics of TSSA and DMSA where they run as multiply-and-sum (N*d MACs a layer, 1/(2d) of
+it; where an implementation runs them as a matrix product they are counted, as
+``mmext.analysis.flop_formulas`` does).
 
 PyTorch's ``FlopCounterMode`` knows the CUDA attention kernels but neither the fused CPU kernel
 nor vector products; without the additions below attention would silently count as zero on CPU
@@ -158,8 +159,10 @@ def count_by_part(model: nn.Module,
     """FLOPs of a classifier or detector, by part, without any data set.
 
     Args:
-        model: has ``backbone`` and optionally ``neck``; then ``rpn_head`` and ``roi_head``, or
-            ``bbox_head`` (one-stage), or ``head`` (classifier). Put it in eval mode first.
+        model: has ``backbone`` and optionally ``neck``; then ``rpn_head`` and ``roi_head``,
+            ``bbox_head`` (one-stage; of the DETR family after its ``transformer``),
+            ``panoptic_head`` (Mask2Former), ``semantic_head`` or ``head`` (classifier). Put it in
+            eval mode first.
         image: (1, C, H, W) network input.
         proposals, boxes: numbers of regions for the box and the mask head of a two-stage
             detector, fixed so that the count does not depend on what is in the image. 1,000 and
@@ -205,8 +208,41 @@ def count_by_part(model: nn.Module,
         if roi.with_mask:
             run('mask_head', lambda x: [roi._mask_forward(*i, x, mask_rois) for i in stages],
                 features)
+    elif hasattr(model, 'forward_transformer'):
+        samples = fake_samples(image)
+        hidden = run('transformer', lambda x: model.forward_transformer(x, samples), features)
+        run('bbox_head', lambda x: model.bbox_head(**x), hidden)
     elif hasattr(model, 'bbox_head'):
         run('bbox_head', model.bbox_head, features)
+    elif hasattr(model, 'panoptic_head'):
+        samples = fake_samples(image)
+        run('panoptic_head', lambda x: model.panoptic_head(x, samples), features)
     elif getattr(model, 'head', None) is not None:
         run('head', model.head, features)
+    if hasattr(model, 'semantic_head'):  # alone, or beside those of Panoptic FPN
+        run('semantic_head', model.semantic_head, features)
     return parts
+
+
+def parameters_of(model: nn.Module, part: str) -> int:
+    """Parameters of a part of ``count_by_part``."""
+
+    def count(module):
+        return sum(p.numel() for p in module.parameters())
+
+    if part == 'transformer':  # what a DETR has beside the parts with a name
+        named = ('backbone', 'neck', 'bbox_head')
+        return count(model) - sum(count(getattr(model, name)) for name in named
+                                  if hasattr(model, name))
+    if part in ('bbox_head', 'mask_head') and hasattr(model, 'roi_head'):
+        model = model.roi_head
+    return count(getattr(model, part))
+
+
+def fake_samples(images: Tensor) -> list:
+    """mmdet's data samples for images (B, C, H, W) without padding, as ``predict`` needs them."""
+    from mmdet.structures import DetDataSample
+    shape = tuple(images.shape[-2:])
+    return [DetDataSample(metainfo=dict(
+        img_shape=shape, ori_shape=shape, batch_input_shape=shape, pad_shape=shape,
+        scale_factor=(1., 1.))) for _ in images]

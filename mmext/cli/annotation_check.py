@@ -23,6 +23,8 @@ from .coco_fields import check_fields, column
 from .paths import outside
 
 HEADERS = 5_000  # images whose size is looked up before a run: seconds on a local disk
+# Data sets whose files are COCO's, instances only; LVIS writes coco_url instead of file_name
+INSTANCES = {'CocoDataset', 'LVISV1Dataset', 'CityscapesDataset'}
 ROLES = {'train': 'train_dataloader', 'val': 'val_dataloader', 'test': 'test_dataloader'}
 
 
@@ -174,6 +176,9 @@ def read_coco(ann_file: str, ground_truth: bool = True) -> dict:
     if absent:
         raise AnnotationError(
             f'annotation file {ann_file!r} is no COCO detection file: it lacks the lists {absent}')
+    for image in data['images']:
+        if 'coco_url' in image:  # LVIS: mmdet takes its last two parts, train2017/000000000009.jpg
+            image.setdefault('file_name', '/'.join(image['coco_url'].split('/')[-2:]))
     return data
 
 
@@ -375,19 +380,19 @@ def check_evaluators(metrics: list[dict], of_split: list[tuple], split: str) -> 
 
 
 def coco_datasets(node, where: str) -> Iterator[tuple[str, dict]]:
-    """CocoDataset configs below a dataloader, through any wrapper (repeat, concatenate, ...)."""
+    """Configs of COCO's kind below a dataloader, through any wrapper (repeat, concatenate, ...)."""
     for path, dataset in walk(node, where, only=('dataset', 'datasets')):
-        if str(dataset.get('type', '')).split('.')[-1] == 'CocoDataset' and dataset.get('ann_file'):
+        if str(dataset.get('type', '')).split('.')[-1] in INSTANCES and dataset.get('ann_file'):
             yield path, dataset
 
 
 def dataset_classes(dataset: dict) -> list[str]:
-    """Class names of a dataset config: its metainfo, or COCO's 80."""
+    """Class names of a dataset config: its metainfo, or those of its type."""
     classes = (dataset.get('metainfo') or {}).get('classes')
     if classes is None:
-        from mmdet.datasets import CocoDataset
+        from mmdet.registry import DATASETS
 
-        return list(CocoDataset.METAINFO['classes'])
+        return list(DATASETS.get(dataset['type']).METAINFO.get('classes', ()))
     if isinstance(classes, str):
         if not osp.isfile(classes):
             raise AnnotationError(

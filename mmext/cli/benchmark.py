@@ -151,17 +151,17 @@ def detect(model: nn.Module, image: Tensor, proposals: int = 1000, boxes: int = 
     """All parts of a two-stage detector with proposals' NMS, on fixed numbers of regions.
 
     Random weights find no objects, hence the fixed numbers; pasting masks into the image and
-    the last NMS are left out.
+    the last NMS are left out. A model of another kind does what it does to predict.
     """
-    from mmdet.structures import DetDataSample
-
-    from mmext.analysis.flop_counter import spread_boxes
+    from mmext.analysis.flop_counter import fake_samples, spread_boxes
+    samples = fake_samples(image)
+    if not hasattr(model, 'roi_head'):
+        return model.predict(image, samples, rescale=False)
     shape = tuple(image.shape[-2:])
-    sample = DetDataSample(metainfo=dict(
-        img_shape=shape, ori_shape=shape, batch_input_shape=shape, pad_shape=shape,
-        scale_factor=(1., 1.)))
     features = model.extract_feat(image)
-    model.rpn_head.predict(features, [sample] * len(image), rescale=False)
+    model.rpn_head.predict(features, samples, rescale=False)
+    if hasattr(model, 'semantic_head'):
+        model.semantic_head.predict(features, [sample.metainfo for sample in samples])
     roi = model.roi_head
     found = roi._bbox_forward(features, spread_boxes(proposals, shape, features[0]))
     if roi.with_mask:

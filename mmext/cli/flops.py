@@ -3,10 +3,9 @@
 from contextlib import nullcontext
 
 import torch
-from torch import nn
 
 import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
-from mmext.analysis.flop_counter import count_by_part, drop_values
+from mmext.analysis.flop_counter import count_by_part, drop_values, parameters_of
 from mmext.analysis.timing import check_device
 from mmext.cli.arguments import ratio_word
 from mmext.cli.config_check import ConfigError
@@ -15,14 +14,6 @@ from mmext.cli.launch import build_model, default_shape, load_config, set_keep_r
 UNITS = ('GFLOPs = 2 x MACs / 1e9 of convolutions, linear layers, matrix products and attention; '
          'no softmax, normalization, activation, top-k or gather.')
 AS_CONFIG = 'as in the config'
-
-
-def parameters(model: nn.Module, part: str) -> int:
-    """Parameters of a part of ``count_by_part`` in the model."""
-    module = model
-    if part in ('bbox_head', 'mask_head') and hasattr(model, 'roi_head'):
-        module = model.roi_head
-    return sum(p.numel() for p in getattr(module, part).parameters())
 
 
 def count_config(config: str, shape: tuple[int, int] | None = None, keep_ratio=AS_CONFIG,
@@ -46,8 +37,9 @@ def count_config(config: str, shape: tuple[int, int] | None = None, keep_ratio=A
     check_device(device)
     cfg = load_config(config, cfg_options, None, 'none')
     model = build_model(cfg)
-    if shapes_only and hasattr(model, 'roi_head') and not backbone_only:
-        raise ConfigError('--shapes-only: the regions of a two-stage detector have values; leave '
+    if shapes_only and not backbone_only and any(
+            hasattr(model, part) for part in ('roi_head', 'panoptic_head', 'forward_transformer')):
+        raise ConfigError('--shapes-only: regions and queries of a detector have values; leave '
                           'it out, or add --backbone-only')
     if keep_ratio != AS_CONFIG:
         set_keep_ratio(model.backbone, keep_ratio)
@@ -61,7 +53,7 @@ def count_config(config: str, shape: tuple[int, int] | None = None, keep_ratio=A
         counts = count_by_part(model, image, proposals, boxes, backbone_only)
 
     parts = {
-        name: {'gflops': count.gflops, 'params': parameters(model, name)}
+        name: {'gflops': count.gflops, 'params': parameters_of(model, name)}
         for name, count in counts.items()
     }
     result = {

@@ -191,7 +191,9 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     check_data_paths(cfg, splits)
     if cfg.default_scope == 'mmdet':
         from mmext.cli.annotation_check import check_dataset_cfg
+        from mmext.cli.panoptic_check import check_segmentation_cfg
         check_dataset_cfg(cfg, splits)
+        check_segmentation_cfg(cfg, splits)
     else:
         from mmext.cli.class_check import check_class_data
         check_class_data(cfg, splits)

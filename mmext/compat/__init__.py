@@ -13,22 +13,23 @@ def setup() -> None:
     """Prepare the process for mmdet and mmpretrain; a second call does nothing.
 
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
-    mmengine read the checkpoints that it wrote and find mmext's configs by name, and the
-    inferencers of both packages work in one process. One line to the logger ``mmext`` says what was
-    changed, and :func:`patched` says it again.
+    mmengine read the checkpoints that it wrote and find mmext's configs by name, lets the
+    inferencers of both packages work in one process, and repairs mmdet's panoptic images. One line
+    to the logger ``mmext`` says what was changed, and :func:`patched` says it again.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
     """
     if _patched:
         return
-    from . import hub, inferencers, mmcv_ext, torch_load, versions
+    from . import hub, inferencers, mmcv_ext, panoptic, torch_load, versions
     versions.check()
     compiled = mmcv_ext.has_compiled_ops()
     mmcv_ext.install()
     torch_load.allow_own_checkpoints()
     hub.add_package()
     inferencers.keep_scopes()
+    panoptic.repair_when_imported()
     left_out = versions.avoid_broken_transformers()
     _patched.extend([
         "mmcv's ops by " + ('its own kernels, by torchvision where these fall short' if compiled
@@ -36,6 +37,7 @@ def setup() -> None:
         "mmengine's log history allowed in checkpoints",
         "mmext's configs found by name",
         "mmpretrain's inferencers in their own scope, a function registry for mmdet's",
+        "mmdet's panoptic metric and images repaired",
         *(["mmpretrain's multimodal models left out"] if left_out else []),
     ])
     logging.getLogger('mmext').info(patched())

@@ -11,25 +11,31 @@ import importlib.abc
 import importlib.util
 import sys
 
-MODULE = 'mmpretrain.apis.base'
-
 
 def keep_scopes() -> None:
     """Give every inferencer its own scope, mmpretrain's as soon as they are imported."""
     from mmengine.registry import FUNCTIONS, Registry
     if FUNCTIONS._search_child('mmdet') is None:
         Registry('function', scope='mmdet', parent=FUNCTIONS)
-    if MODULE in sys.modules:
-        _build_in_own_scope(sys.modules[MODULE])
+    when_imported('mmpretrain.apis.base', _build_in_own_scope)
+
+
+def when_imported(name: str, repair) -> None:
+    """Call ``repair(module)`` now where the module is imported, else as soon as it is."""
+    if name in sys.modules:
+        repair(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _WhenImported())
+        sys.meta_path.insert(0, _WhenImported(name, repair))
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
-    """For one module, once: importing mmpretrain takes seconds that most users need not wait."""
+    """Importing these packages takes seconds; nobody who does without should wait for them."""
+
+    def __init__(self, name, repair):
+        self.name, self.repair = name, repair
 
     def find_spec(self, name, path=None, target=None):
-        if name != MODULE:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -38,7 +44,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
             def exec_module(module):
                 execute(module)
-                _build_in_own_scope(module)
+                self.repair(module)
 
             spec.loader.exec_module = exec_module
         return spec

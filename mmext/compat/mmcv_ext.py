@@ -1,10 +1,12 @@
 """mmcv's ops without its compiled extension, and with one where its kernels fall short.
 
-mmcv's Python wrappers (``nms``, ``batched_nms``, ``RoIAlign``) look their kernels up in the
-extension module ``mmcv._ext``. Where that is absent, a module of the same name is put in its
-place: the kernels that Mask R-CNN needs come from torchvision (CPU and CUDA, same results), every
-other one raises an error that names it. A compiled extension is preferred, except for tensors that
-its kernels refuse (bf16; fp16 on CPU) or silently take for another layout (on CPU).
+mmcv's Python wrappers (``nms``, ``RoIAlign``, ``sigmoid_focal_loss`` ...) look their kernels up in
+the extension module ``mmcv._ext``. Where that is absent, a module of the same name is put in its
+place: the kernels that the zoo's detectors need (NMS, RoIAlign, focal losses, multi-scale
+deformable attention) come from torchvision or mmcv's own pure-torch form (CPU and CUDA, same
+results), every other one raises an error that names it. A compiled extension is preferred, except
+for tensors that its kernels refuse (bf16; fp16 on CPU) or silently take for another layout (on
+CPU).
 """
 
 import importlib
@@ -74,6 +76,119 @@ def _require_average(pool_mode: int) -> None:
         raise MissingOpError(f"mmcv op 'RoIAlign' with pool_mode='max' is not available: {CURE}")
 
 
+# ------------------------------------------------------------------------------- focal losses
+
+
+def sigmoid_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
+                               gamma: float, alpha: float) -> None:
+    """Fill ``output`` (N, C) with the loss of every logit of ``input`` (N, C).
+
+    ``target`` (N,) holds classes 0 to C - 1, or C for background. ``weight`` (C,) or empty: of
+    the target's class; background weighs 1 (mmcv's kernels read past the end there).
+    """
+    output.copy_(_sigmoid_focal_loss(_at_least_fp32(input), target, weight, gamma, alpha))
+
+
+def sigmoid_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor,
+                                gamma: float, alpha: float) -> None:
+    """Fill ``grad_input`` (N, C) with the derivative of every loss by its logit."""
+    grad_input.copy_(_gradients(
+        lambda x: _sigmoid_focal_loss(x, target, weight, gamma, alpha), [input])[0])
+
+
+def _sigmoid_focal_loss(input, target, weight, gamma, alpha):
+    from torchvision.ops import sigmoid_focal_loss
+    classes = input.shape[1]
+    one_hot = torch.nn.functional.one_hot(target, classes + 1)[:, :classes].to(input)
+    loss = sigmoid_focal_loss(input, one_hot, alpha, gamma)
+    return loss * _weight_of(target, weight, classes)[:, None] if weight.numel() else loss
+
+
+def _weight_of(target: Tensor, weight: Tensor, classes: int) -> Tensor:
+    return torch.cat([weight, weight.new_ones(1)])[target.clamp(max=classes)]
+
+
+def softmax_focal_loss_forward(input: Tensor, target: Tensor, weight: Tensor, output: Tensor,
+                               gamma: float, alpha: float) -> None:
+    """Fill ``output`` (N,) from probabilities ``input`` (N, C).
+
+    ``target`` (N,) holds classes, negative ones count nothing; ``weight`` (C,) or empty.
+    """
+    p, scale = _target_probability(input, target, weight, alpha)
+    output.copy_(-scale * (1 - p)**gamma * p.log())
+
+
+def softmax_focal_loss_backward(input: Tensor, target: Tensor, weight: Tensor, buff: Tensor,
+                                grad_input: Tensor, gamma: float, alpha: float) -> None:
+    """Fill ``grad_input`` (N, C) with the derivative by the logits behind ``input`` (N, C).
+
+    ``buff`` (N,) takes what all classes share: the derivative by log p of the target's class.
+    """
+    p, scale = _target_probability(input, target, weight, alpha)
+    buff.copy_(scale * (gamma * (1 - p)**(gamma - 1) * p * p.log() - (1 - p)**gamma))
+    one_hot = torch.zeros_like(input).scatter_(1, target.clamp(min=0)[:, None], 1)
+    grad_input.copy_(buff[:, None] * (one_hot - input))
+
+
+def _target_probability(input, target, weight, alpha):
+    """Probability (N,) of the target's class and the factor (N,) before its loss, 0 = ignored."""
+    label = target.clamp(min=0)
+    input = _at_least_fp32(input)
+    p = input.gather(1, label[:, None])[:, 0].clamp(min=torch.finfo(input.dtype).tiny)
+    scale = alpha * (target >= 0).to(input)
+    return p, scale * weight[label] if weight.numel() else scale
+
+
+# ------------------------------------------------------------ multi-scale deformable attention
+
+
+def ms_deform_attn_forward(value: Tensor, value_spatial_shapes: Tensor,
+                           value_level_start_index: Tensor, sampling_locations: Tensor,
+                           attention_weights: Tensor, im2col_step: int) -> Tensor:
+    """Weighted sums of sampled values, (B, queries, heads * d).
+
+    ``value`` (B, tokens of all levels, heads, d); ``value_spatial_shapes`` (levels, 2), h and w;
+    ``sampling_locations`` (B, queries, heads, levels, points, 2), x and y in 0..1 of a level;
+    ``attention_weights`` the same without the last axis.
+    """
+    out = _deformable_attention(value_spatial_shapes, *map(
+        _at_least_fp32, (value, sampling_locations, attention_weights)))
+    return out.to(value.dtype)
+
+
+def ms_deform_attn_backward(value: Tensor, value_spatial_shapes: Tensor,
+                            value_level_start_index: Tensor, sampling_locations: Tensor,
+                            attention_weights: Tensor, grad_output: Tensor, grad_value: Tensor,
+                            grad_sampling_loc: Tensor, grad_attn_weight: Tensor,
+                            im2col_step: int) -> None:
+    """Add the gradients to ``grad_value``, ``grad_sampling_loc`` and ``grad_attn_weight``."""
+    grads = _gradients(lambda *inputs: _deformable_attention(value_spatial_shapes, *inputs),
+                       [value, sampling_locations, attention_weights], grad_output)
+    for total, grad in zip((grad_value, grad_sampling_loc, grad_attn_weight), grads, strict=True):
+        total.add_(grad.to(total.dtype))
+
+
+def _deformable_attention(shapes, value, locations, weights):
+    from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch
+    return multi_scale_deformable_attn_pytorch(value, shapes.tolist(), locations, weights)
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _gradients(function, inputs: list[Tensor], grad_output: Tensor | None = None) -> list[Tensor]:
+    """Gradients of ``function(*inputs)`` by its inputs, in fp32 or better."""
+    inputs = [_at_least_fp32(x.detach()).requires_grad_() for x in inputs]
+    with torch.enable_grad():
+        out = function(*inputs)
+    grad = torch.ones_like(out) if grad_output is None else grad_output.to(out.dtype)
+    return torch.autograd.grad(out, inputs, grad)
+
+
+# ---------------------------------------------------------------------------------- the module
+
+
 def missing(name: str):
     """A callable that raises the error for op ``name``."""
 
@@ -122,7 +237,9 @@ def install() -> None:
     mmcv._ext = extension
 
 
-STAND_INS = (nms, roi_align_forward, roi_align_backward)
+STAND_INS = (nms, roi_align_forward, roi_align_backward, sigmoid_focal_loss_forward,
+             sigmoid_focal_loss_backward, softmax_focal_loss_forward, softmax_focal_loss_backward,
+             ms_deform_attn_forward, ms_deform_attn_backward)
 
 
 def _prefer(compiled, stand_in):

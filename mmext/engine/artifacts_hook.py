@@ -28,7 +28,8 @@ class RunArtifactsHook(Hook):
     - ``metrics.json``: state of the run, last and best metrics, every validation so far;
     - ``curves.png``: training loss and validation metrics over the iterations;
     - ``predictions.png``: a contact sheet of validation images with what the model says of them
-      (boxes, masks and scores of detectors, labels of classifiers).
+      (boxes, masks and scores of detectors, segments of panoptic and semantic models, labels of
+      classifiers).
 
     Predictions are taken from the validation as it runs, so that no image is computed twice.
     Resuming goes on with the history found in ``metrics.json``. Only the main process acts, and
@@ -85,9 +86,12 @@ class RunArtifactsHook(Hook):
         with warn_on_failure(runner, 'collect images'):
             for i, sample in enumerate(outputs):
                 if self.seen + i in self.wanted:
-                    panel = (
-                        detection_panel(sample, self.score_thr) if 'pred_instances' in sample
-                        else label_panel(sample, data_batch['inputs'][i], runner.model))
+                    if 'pred_panoptic_seg' in sample or 'pred_sem_seg' in sample:
+                        panel = segmentation_panel(sample)
+                    elif 'pred_instances' in sample:
+                        panel = detection_panel(sample, self.score_thr)
+                    else:
+                        panel = label_panel(sample, data_batch['inputs'][i], runner.model)
                     self.panels.append(panel)
             self.seen += len(outputs)
 
@@ -167,9 +171,10 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def headline_keys(history: list) -> list:
-    """The metrics worth a curve: every mAP over all thresholds, every accuracy; else all."""
+    """The metrics worth a curve: every mAP over all thresholds, accuracy, PQ, mIoU; else all."""
     keys = dict.fromkeys(k for entry in history for k in entry if k not in ('iter', 'epoch'))
-    main = [k for k in keys if k.endswith('mAP') or 'accuracy' in k]
+    main = [k for k in keys if k.endswith(('mAP', 'PQ', 'PQ_th', 'PQ_st', 'mIoU'))
+            or 'accuracy' in k]
     return main or list(keys)
 
 
@@ -185,13 +190,31 @@ def best_of(history: list) -> dict:
 # ----------------------------------------------------------------- what one image has to say
 
 
+def read_image(path: str) -> np.ndarray:
+    content = mmengine.fileio.get(path)
+    return cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+
+
+def segmentation_panel(sample) -> dict:
+    """The image of a panoptic or semantic data sample, and what each pixel was found to be.
+
+    ``segments`` are (label, mask) pairs; of a panoptic map every instance is one.
+    """
+    found = sample.get('pred_panoptic_seg', sample.get('pred_sem_seg'))
+    ids = found.sem_seg[0].cpu().numpy()
+    return {
+        'image': read_image(sample.img_path),
+        # mmdet's panoptic ids are label + 1,000 x number of the instance
+        'segments': [(int(i) % 1000, ids == i) for i in np.unique(ids)],
+    }
+
+
 def detection_panel(sample, score_thr: float) -> dict:
     """The image of a detector's data sample, with the objects found in it.
 
     Boxes and masks are in pixels of the original image, as mmdet's ``predict`` gives them.
     """
-    content = mmengine.fileio.get(sample.img_path)
-    image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
+    image = read_image(sample.img_path)
     found = sample.pred_instances
     found = found[found.scores >= score_thr].cpu()
     boxes = getattr(found.bboxes, 'tensor', found.bboxes)
@@ -232,7 +255,7 @@ def class_color(label: int) -> tuple:
 
 
 def draw_sheet(panels: list, columns: int, classes=None) -> Figure:
-    """Contact sheet of ``detection_panel`` or ``label_panel`` results."""
+    """Contact sheet of what ``detection_panel`` and the other panel functions return."""
     name = lambda label: str(classes[label] if classes else label)  # noqa: E731
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
@@ -246,6 +269,8 @@ def draw_sheet(panels: list, columns: int, classes=None) -> Figure:
     for axis, panel in zip(axes, panels, strict=False):
         if 'objects' in panel:
             draw_objects(axis, panel, name)
+        elif 'segments' in panel:
+            draw_segments(axis, panel, name, len(classes) if classes else 1000)
         else:
             axis.imshow(panel['image'])
             right = panel['label'] in panel['truth']
@@ -254,13 +279,41 @@ def draw_sheet(panels: list, columns: int, classes=None) -> Figure:
                 truth = ', '.join(map(name, sorted(panel['truth'])))
                 text += f'\n(is {cut(truth, width - 5)})'
             axis.set_title(text, fontsize=font, color='#1a7f37' if right else '#cf222e')
-    what = 'classes, boxes and masks' if 'objects' in panels[0] else 'labels'
-    figure.suptitle(f'Predicted {what}, with scores, on validation images', fontsize=11)
+    what = 'labels, with scores,'
+    if 'objects' in panels[0]:
+        what = 'classes, boxes and masks, with scores,'
+    elif 'segments' in panels[0]:
+        what = 'segments'
+    figure.suptitle(f'Predicted {what} on validation images', fontsize=11)
     return figure
 
 
 def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[:length - 1] + '…'
+
+
+def draw_segments(axis, panel: dict, name, num_classes: int) -> None:
+    """Every segment in the color of its class, with an edge; those of 1 % and more have a name.
+
+    Labels from ``num_classes`` on are void and stay as the image is.
+    """
+    image = panel['image'].astype(np.float32) / 255
+    height, width = image.shape[:2]
+    segments = [(label, mask) for label, mask in panel['segments'] if label < num_classes]
+    for label, mask in segments:
+        inner = cv2.erode(mask.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool)
+        image[inner] = .5 * image[inner] + .5 * np.array(class_color(label))
+        image[mask & ~inner] = class_color(label)
+    axis.imshow(image.clip(0, 1))
+    for label, mask in segments:
+        if mask.sum() < .01 * height * width:
+            continue
+        # the pixel deepest inside, so that the name of a ring or of paper lies on it
+        depth = cv2.distanceTransform(np.pad(mask, 1).astype(np.uint8), cv2.DIST_L2, 3)
+        y, x = np.unravel_index(depth.argmax(), depth.shape)
+        axis.text(x - 1, y - 1, name(label), fontsize=7, color='white', clip_on=True,
+                  horizontalalignment='center', verticalalignment='center',
+                  bbox={'facecolor': class_color(label), 'edgecolor': 'none', 'pad': .8})
 
 
 def draw_objects(axis, panel: dict, name) -> None:

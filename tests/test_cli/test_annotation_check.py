@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 
 import numpy as np
@@ -176,7 +177,7 @@ def test_other_processes_and_formats_are_left_alone(write, monkeypatch):
     monkeypatch.setenv('RANK', '1')
     assert check_dataset_cfg(cfg, ['train']) == []
     monkeypatch.setenv('RANK', '0')
-    cfg.train_dataloader.dataset.dataset.type = 'LVISV1Dataset'
+    cfg.train_dataloader.dataset.dataset.type = 'VOCDataset'
     assert check_dataset_cfg(cfg, ['train']) == []
 
 
@@ -344,3 +345,22 @@ def test_masks_that_the_pipeline_does_not_load(write):
     cfg.train_dataloader.dataset.dataset.pipeline = [dict(type='LoadAnnotations', with_bbox=True)]
     with pytest.raises(AnnotationError, match='set with_mask=True'):
         check_dataset_cfg(cfg, ['train'])
+
+
+def test_lvis_files_are_read(write):
+    """LVIS v1 has coco_url in place of file_name; mmdet looks for its last two parts."""
+    def change(data):
+        for image in data['images']:
+            name = image.pop('file_name')
+            image['coco_url'] = f'http://images.cocodataset.org/train2017/{name}'
+    data = coco()
+    change(data)
+    cfg = config(write(data))
+    cfg.train_dataloader.dataset.dataset.type = 'LVISV1Dataset'
+    with pytest.raises(AnnotationError, match=r'4 of 4 images are not in .*: train2017/0\.jpg'):
+        check_dataset_cfg(cfg, ['train'])
+    folder = cfg.train_dataloader.dataset.dataset.data_prefix.img
+    os.makedirs(f'{folder}/train2017')
+    for i in range(4):
+        os.rename(f'{folder}/{i}.jpg', f'{folder}/train2017/{i}.jpg')
+    assert check_dataset_cfg(cfg, ['train'])[0]['images'] == 4

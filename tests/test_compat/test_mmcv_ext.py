@@ -185,6 +185,191 @@ def test_roi_align_in_reduced_precision(dtype):
     assert x.grad.dtype == dtype and x.grad.isfinite().all()
 
 
+def focal_inputs(n=7, classes=4):
+    """Logits, classes with background (= ``classes``), class weights; all fp64."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(n, classes, generator=g, dtype=torch.double) * 3
+    target = torch.arange(n) % (classes + 1)
+    return logits, target, torch.rand(classes, generator=g, dtype=torch.double) + .5
+
+
+class SigmoidFocal(torch.autograd.Function):
+    """The two stand-ins as one op, called the way mmcv's wrapper calls the extension."""
+
+    @staticmethod
+    def forward(ctx, x, target, weight, gamma, alpha):
+        ctx.save_for_backward(x, target, weight)
+        ctx.options = dict(gamma=gamma, alpha=alpha)
+        out = torch.full_like(x, 7)
+        mmcv_ext.sigmoid_focal_loss_forward(x, target, weight, out, **ctx.options)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        grad = torch.full_like(grad_output, 7)
+        mmcv_ext.sigmoid_focal_loss_backward(*ctx.saved_tensors, grad, **ctx.options)
+        return grad * grad_output, None, None, None, None
+
+
+@pytest.mark.parametrize('gamma, alpha', [(2., .25), (0., .5), (1.5, .9)])
+@pytest.mark.parametrize('weighted', [False, True])
+def test_sigmoid_focal_loss(gamma, alpha, weighted):
+    """Against mmdet's pure-torch form and, for the gradient, finite differences."""
+    from mmdet.models.losses.focal_loss import py_sigmoid_focal_loss
+    logits, target, weight = focal_inputs()
+    weight = weight if weighted else weight[:0]
+    out = SigmoidFocal.apply(logits, target, weight, gamma, alpha)
+    one_hot = torch.nn.functional.one_hot(target, 5)[:, :4]
+    want = py_sigmoid_focal_loss(logits, one_hot, gamma=gamma, alpha=alpha, reduction='none')
+    if weighted:
+        want = want * torch.tensor([*weight, 1.])[target][:, None]
+    torch.testing.assert_close(out, want, rtol=1e-12, atol=1e-12)
+    logits.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: SigmoidFocal.apply(x, target, weight, gamma, alpha), logits)
+
+
+@pytest.mark.parametrize('gamma, alpha', [(2., .25), (0., .5), (1.5, .9)])
+@pytest.mark.parametrize('weighted', [False, True])
+def test_softmax_focal_loss(gamma, alpha, weighted):
+    """Both stand-ins against the closed formula on log-softmax and its autograd."""
+    logits, target, weight = focal_inputs()
+    target = target - 1  # -1 is ignored
+    weight = weight if weighted else weight[:0]
+    logits.requires_grad_()
+    log_p = logits.log_softmax(1).gather(1, target.clamp(min=0)[:, None])[:, 0]
+    want = -alpha * (1 - log_p.exp())**gamma * log_p * (target >= 0)
+    if weighted:
+        want = want * weight[target.clamp(min=0)]
+    p = logits.detach().softmax(1)
+    out, buff, grad = p.new_full((len(p),), 7), p.new_full((len(p),), 7), torch.full_like(p, 7)
+    options = dict(gamma=gamma, alpha=alpha)
+    mmcv_ext.softmax_focal_loss_forward(p, target, weight, out, **options)
+    torch.testing.assert_close(out, want.detach(), rtol=1e-12, atol=1e-12)
+    mmcv_ext.softmax_focal_loss_backward(p, target, weight, buff, grad, **options)
+    torch.testing.assert_close(
+        grad, torch.autograd.grad(want.sum(), logits)[0], rtol=1e-10, atol=1e-12)
+
+
+def test_softmax_focal_loss_of_certain_predictions_is_finite():
+    p = torch.tensor([[1., 0.], [0., 1.]])
+    out, buff, grad = p.new_zeros(2), p.new_zeros(2), torch.zeros_like(p)
+    for call, more in ((mmcv_ext.softmax_focal_loss_forward, (out,)),
+                       (mmcv_ext.softmax_focal_loss_backward, (buff, grad))):
+        call(p, torch.tensor([0, 0]), p.new_zeros(0), *more, gamma=2., alpha=.25)
+    assert out[0] == 0 < out[1] < 100 and grad.isfinite().all()
+
+
+@stand_in_only
+@pytest.mark.parametrize('name', ['sigmoid', 'softmax'])
+def test_focal_losses_through_mmcv(name):
+    """mmcv's own function finds the stand-ins, and a step against the gradient lowers the loss."""
+    loss = getattr(mmcv_ops, f'{name}_focal_loss')
+    logits, target, _ = focal_inputs()
+    target = target.clamp(max=3)
+    logits.requires_grad_()
+    before = loss(logits, target, 2., .25, None, 'mean')
+    before.backward()
+    assert loss(logits - .1 * logits.grad, target, 2., .25, None, 'mean') < before
+
+
+def deformable_inputs(dtype=torch.double):
+    """Two levels, 6 queries, 2 heads of width 3, 2 points; some points lie outside."""
+    g = torch.Generator().manual_seed(0)
+    shapes = torch.tensor([[4, 5], [2, 3]])
+    start = torch.tensor([0, 20])
+    value = torch.randn(2, 26, 2, 3, generator=g, dtype=torch.double)
+    locations = torch.rand(2, 6, 2, 2, 2, 2, generator=g, dtype=torch.double) * 1.4 - .2
+    weights = torch.rand(2, 6, 2, 2, 2, generator=g, dtype=torch.double)
+    return value.to(dtype), shapes, start, locations.to(dtype), weights.to(dtype)
+
+
+def sampled_by_definition(value, shapes, start, locations, weights):
+    """Deformable attention, one bilinear sample at a time; outside the level is zero."""
+    batch, queries, heads = locations.shape[:3]
+    out = value.new_zeros(batch, queries, heads, value.shape[-1])
+    index = torch.cartesian_prod(*map(torch.arange, locations.shape[:-1]))
+    for b, q, m, level, k in index.tolist():
+        height, width = shapes[level].tolist()
+        x = locations[b, q, m, level, k, 0] * width - .5
+        y = locations[b, q, m, level, k, 1] * height - .5
+        x0, y0 = int(x.floor()), int(y.floor())
+        for yi, xi in ((y0, x0), (y0, x0 + 1), (y0 + 1, x0), (y0 + 1, x0 + 1)):
+            if 0 <= yi < height and 0 <= xi < width:
+                share = (1 - (x - xi).abs()) * (1 - (y - yi).abs())
+                out[b, q, m] += weights[b, q, m, level, k] * share * value[
+                    b, start[level] + yi * width + xi, m]
+    return out.flatten(2)
+
+
+class DeformableAttention(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx, value, shapes, start, locations, weights):
+        ctx.save_for_backward(value, shapes, start, locations, weights)
+        return mmcv_ext.ms_deform_attn_forward(
+            value, shapes, start, locations, weights, im2col_step=64)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        value, shapes, start, locations, weights = ctx.saved_tensors
+        grads = [torch.zeros_like(x) for x in (value, locations, weights)]
+        mmcv_ext.ms_deform_attn_backward(
+            value, shapes, start, locations, weights, grad_output, *grads, im2col_step=64)
+        return grads[0], None, None, grads[1], grads[2]
+
+
+def test_deformable_attention():
+    """Against the definition; gradients against finite differences."""
+    value, shapes, start, locations, weights = deformable_inputs()
+    out = DeformableAttention.apply(value, shapes, start, locations, weights)
+    torch.testing.assert_close(
+        out, sampled_by_definition(value, shapes, start, locations, weights))
+    inputs = [x.requires_grad_() for x in (value, locations, weights)]
+    assert torch.autograd.gradcheck(
+        lambda v, x, w: DeformableAttention.apply(v, shapes, start, x, w), inputs)
+
+
+@stand_in_only
+def test_deformable_attention_through_mmcv():
+    """The function that mmcv's module calls on CUDA equals the form that it calls on CPU."""
+    from mmcv.ops.multi_scale_deform_attn import (
+        MultiScaleDeformableAttnFunction,
+        multi_scale_deformable_attn_pytorch,
+    )
+    value, shapes, start, locations, weights = deformable_inputs()
+    inputs = [x.requires_grad_() for x in (value, locations, weights)]
+    out = MultiScaleDeformableAttnFunction.apply(value, shapes, start, locations, weights, 64)
+    want = multi_scale_deformable_attn_pytorch(value, shapes, locations, weights)
+    torch.testing.assert_close(out, want)
+    seed = torch.randn_like(out)
+    for got, expected in zip(torch.autograd.grad(out, inputs, seed),
+                             torch.autograd.grad(want, inputs, seed), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_other_stand_ins_in_reduced_precision(dtype):
+    """Computed in fp32, returned in the type that came."""
+    logits, target, weight = focal_inputs()
+    out = torch.zeros_like(logits, dtype=dtype)
+    mmcv_ext.sigmoid_focal_loss_forward(logits.to(dtype), target, weight[:0].to(dtype), out,
+                                        gamma=2., alpha=.25)
+    want = torch.zeros(logits.shape)
+    mmcv_ext.sigmoid_focal_loss_forward(logits.to(dtype).float(), target, weight[:0], want,
+                                        gamma=2., alpha=.25)
+    assert torch.equal(out, want.to(dtype))
+    value, shapes, start, locations, weights = deformable_inputs(dtype)
+    out = mmcv_ext.ms_deform_attn_forward(value, shapes, start, locations, weights, 64)
+    want = mmcv_ext.ms_deform_attn_forward(
+        value.float(), shapes, start, locations.float(), weights.float(), 64)
+    assert out.dtype == dtype and torch.equal(out, want.to(dtype))
+    grads = [torch.zeros_like(x) for x in (value, locations, weights)]
+    mmcv_ext.ms_deform_attn_backward(
+        value, shapes, start, locations, weights, torch.ones_like(out), *grads, 64)
+    assert all(grad.dtype == dtype and grad.isfinite().all() and grad.any() for grad in grads)
+
+
 @stand_in_only
 def test_other_ops_say_what_is_missing():
     with pytest.raises(mmcv_ext.MissingOpError, match=r"'softnms'.*Install a build"):
@@ -200,7 +385,7 @@ def test_a_compiled_extension_is_preferred(monkeypatch):
     import types
     calls = []
     real = types.ModuleType('mmcv._ext')
-    for name in ('nms', 'roi_align_forward', 'roi_align_backward', 'softnms'):
+    for name in (*(op.__name__ for op in mmcv_ext.STAND_INS), 'softnms'):
         setattr(real, name, lambda *args, name=name, **kwargs: calls.append(name))
     soft_nms = real.softnms
     monkeypatch.setitem(sys.modules, 'mmcv._ext', real)

@@ -191,3 +191,30 @@ def test_curves_show_every_headline_metric():
     assert right.lines[0].get_xydata().tolist() == [[10, .1], [20, .2]]
     assert {text.get_text() for text in left.get_legend().get_texts()} == {'loss', 'loss_cls'}
     assert hooks.best_of(history) == {'coco/bbox_mAP': {'value': .2, 'iter': 20}}
+
+
+@pytest.mark.parametrize('kind', ['panoptic', 'semantic'])
+def test_segments_are_drawn_in_the_color_of_their_class(tmp_path, kind):
+    """Two instances of class 1 beside class 2, and a void corner that stays as the image is."""
+    from mmengine.structures import PixelData
+    cv2.imwrite(str(tmp_path / 'a.png'), np.full((40, 60, 3), 200, np.uint8))
+    ids = np.full((40, 60), 2)
+    ids[:20, :20], ids[:20, 40:] = (1001, 2001) if kind == 'panoptic' else (1, 1)
+    ids[30:, :10] = 3
+    sample = DetDataSample(metainfo=dict(img_path=str(tmp_path / 'a.png')))
+    sample.set_field(PixelData(sem_seg=torch.from_numpy(ids)[None]),
+                     'pred_panoptic_seg' if kind == 'panoptic' else 'pred_sem_seg')
+    panel = hooks.segmentation_panel(sample)
+    labels = [label for label, _ in panel['segments']]
+    assert sorted(labels) == ([1, 1, 2, 3] if kind == 'panoptic' else [1, 2, 3])
+    figure = hooks.draw_sheet([panel], 1, ['void', 'cat', 'grass'])
+    [axis] = figure.axes
+    shown = axis.images[0].get_array()
+    gray = 200 / 255
+    for (y, x), label in {(10, 10): 1, (10, 50): 1, (35, 30): 2}.items():
+        np.testing.assert_allclose(
+            shown[y, x], .5 * gray + .5 * np.array(hooks.class_color(label)), atol=1e-3)
+    np.testing.assert_allclose(shown[19, 5], hooks.class_color(1), atol=1e-3)  # the edge
+    np.testing.assert_allclose(shown[38, 2], gray, atol=1e-3)
+    assert sorted(text.get_text() for text in axis.texts) == sorted(
+        ['cat'] * (2 if kind == 'panoptic' else 1) + ['grass'])

@@ -122,7 +122,7 @@ def test_coco_annotations(digits, split):
         assert pixels.shape == (image['height'], image['width'], 3) == (128, 128, 3)
         annotations = coco.imgToAnns[image['id']]
         assert 1 <= len(annotations) <= 7
-        total = np.zeros(image.shape[:2], int)
+        total = np.zeros(pixels.shape[:2], int)
         for annotation in annotations:
             assert annotation['iscrowd'] == 0
             mask = coco.annToMask(annotation).astype(bool)
@@ -133,9 +133,58 @@ def test_coco_annotations(digits, split):
             total += mask
         assert total.max() == 1, 'visible parts cannot overlap'
         # dark ink on light paper: masks and image tell the same story
-        gray = image.mean(-1)
+        gray = pixels.mean(-1)
         assert np.median(gray[total == 1]) < 130 < 170 < np.median(gray[total == 0])
         assert ((gray < 120) & (total == 0)).mean() < .01
+
+
+@pytest.mark.parametrize('split', ['train', 'val'])
+def test_panoptic_annotations(digits, split):
+    """Every pixel is in one segment; areas, boxes and label maps by counting pixels."""
+    folder = digits / 'panoptic'
+    data = json.loads((folder / 'annotations' / f'panoptic_{split}.json').read_text())
+    things = [c['name'] for c in data['categories'] if c['isthing']]
+    stuff = [c['name'] for c in data['categories'] if not c['isthing']]
+    assert things == list('0123456789')
+    assert stuff == ['plain paper', 'ruled paper', 'squared paper']
+    assert [c['id'] for c in data['categories']] == list(range(1, 14))
+    assert len(data['images']) == {'train': 12, 'val': 6}[split]
+    for image, annotation in zip(data['images'], data['annotations'], strict=True):
+        assert annotation['image_id'] == image['id']
+        pixels = cv2.imread(str(folder / split / image['file_name']))
+        png = cv2.imread(str(folder / 'annotations' / f'panoptic_{split}' /
+                             annotation['file_name'])).astype(int)
+        semantic = cv2.imread(str(folder / 'semantic' / split / image['file_name']), -1)
+        assert pixels.shape[:2] == png.shape[:2] == semantic.shape == (128, 128)
+        ids = png[..., 2] + 256 * png[..., 1] + 256**2 * png[..., 0]
+        segments = annotation['segments_info']
+        assert sorted(s['id'] for s in segments) == np.unique(ids).tolist()
+        assert sum(s['area'] for s in segments) == 128**2
+        for segment in segments:
+            ys, xs = np.nonzero(ids == segment['id'])
+            x, y, w, h = segment['bbox']
+            assert (x, y, x + w, y + h) == (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)
+            assert len(ys) == segment['area'] and segment['iscrowd'] == 0
+            assert (semantic[ys, xs] == segment['category_id'] - 1).all()
+        papers = [s['category_id'] for s in segments if s['category_id'] > 10]
+        assert len(set(papers)) == len(papers) in (2, 3)
+        gray = pixels.mean(-1)
+        assert np.median(gray[semantic < 10]) < 130 < 170 < np.median(gray[semantic >= 10])
+
+
+def test_ruled_paper_has_lines_and_squared_paper_in_both_directions(tmp_path):
+    """Seen without digits: the mean of rows or columns varies only where there are lines."""
+    import importlib.util
+    spec = importlib.util.spec_from_file_location('digits', SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    spread = np.zeros((3, 2))
+    for kind in range(3):
+        for seed in range(20):
+            gray = module.make_paper(np.random.default_rng(seed), 128, kind).mean(-1)
+            for axis in (0, 1):  # differences of neighbors leave stains out
+                spread[kind, axis] += np.abs(np.diff(gray.mean(1 - axis))).max() / 20
+    assert spread[0].max() < 5 < spread[1, 0] and spread[1, 1] < 5 < spread[2].min()
 
 
 def test_no_digit_is_mostly_hidden(tmp_path):

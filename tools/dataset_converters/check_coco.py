@@ -1,9 +1,11 @@
 """Check a COCO annotation file before training: classes, counts, images, masks.
 
     python tools/dataset_converters/check_coco.py ANN_FILE --image-dir DIR --classes cat dog
+    python tools/dataset_converters/check_coco.py PANOPTIC_FILE --seg-dir DIR_OF_PNGS
     python tools/dataset_converters/check_coco.py --config CONFIG
 
-Exit status 1 when something is wrong.
+A config may also have LVIS, panoptic and semantic data; every label image is read. Exit status 1
+when something is wrong.
 """
 
 import argparse
@@ -19,6 +21,8 @@ def parse_args():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('ann_file', nargs='?', help='annotation file in COCO format')
     parser.add_argument('--image-dir', help='folder of the images; default: do not look')
+    parser.add_argument(
+        '--seg-dir', help='folder of the PNGs of a panoptic file; makes ANN_FILE one')
     parser.add_argument('--classes', nargs='+', help='class names in the order of the config')
     parser.add_argument('--masks', action='store_true', help='instance masks are needed')
     parser.add_argument('--config', help='check the train, val and test data of this config')
@@ -34,6 +38,7 @@ def main():
     args = parse_args()
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.annotation_check import check_coco_file, check_dataset_cfg
+    from mmext.cli.panoptic_check import check_panoptic_file, check_segmentation_cfg
     try:
         if args.config:
             from mmext.cli.config_check import check_data_paths, splits_of
@@ -42,7 +47,10 @@ def main():
             cfg = load_config(args.config, args.cfg_options, None, 'none')
             splits = splits_of(cfg, 'train', 'val', 'test')
             check_data_paths(cfg, splits)
-            reports = check_dataset_cfg(cfg, splits)
+            reports = check_dataset_cfg(cfg, splits) + check_segmentation_cfg(cfg, splits, None)
+        elif args.seg_dir:
+            reports = [
+                check_panoptic_file(args.ann_file, args.seg_dir, args.image_dir, args.classes)]
         else:
             reports = [
                 check_coco_file(args.ann_file, args.classes, args.image_dir, args.masks or None,

@@ -1,4 +1,4 @@
-"""Makes a small detection and a small classification data set from real handwritten digits.
+"""Makes small data sets from real handwritten digits: detection, panoptic, classification.
 
 The 1,797 images of 8 x 8 pixels inside scikit-learn (``load_digits``; Alpaydin and Kaynak,
 "Optical Recognition of Handwritten Digits", UCI 1998) are enlarged, rotated and written in dark
@@ -8,10 +8,15 @@ disjoint digits. The result::
     OUT/settings.json                                    what was asked for; written last
     OUT/detection/annotations/instances_{train,val}.json COCO, boxes and masks, 10 classes
     OUT/detection/{train,val}/000000.png                 several digits, partly overlapping
+    OUT/panoptic/{train,val}/000000.png                  the same on sheets of different paper
+    OUT/panoptic/annotations/panoptic_{train,val}.json   COCO panoptic, 10 things and 3 stuff
+    OUT/panoptic/annotations/panoptic_{train,val}/*.png  segment ids as colors, R + 256 G + 256² B
+    OUT/panoptic/semantic/{train,val}/000000.png         labels: 0 to 9 digits, 10 to 12 paper
     OUT/classification/{train,val}/<class>/*.png         one digit each
 
-Masks are the visible part of each digit (later digits cover earlier ones). The same settings give
-the same files, and a second call with the same settings does nothing.
+Masks are the visible part of each digit (later digits cover earlier ones). Every pixel of a
+panoptic canvas belongs to a digit or to plain, ruled or squared paper. The same settings give the
+same files, and a second call with the same settings does nothing.
 """
 
 import argparse
@@ -28,7 +33,9 @@ from pycocotools import mask as coco_mask
 from mmext.cli.clear_errors import one_clear_error
 
 FORMAT = 1  # raise when the drawing below changes, so that old data are not taken for new
+PANOPTIC_FORMAT = 1  # the same for what only the panoptic data have
 CLASSES = tuple('0123456789')
+PAPERS = ('plain paper', 'ruled paper', 'squared paper')
 SPLITS = ('train', 'val')
 
 
@@ -98,15 +105,42 @@ def split_digits(labels, val_share, seed):
     return {'train': train, 'val': np.sort(val)}
 
 
-def make_paper(rng, size):
-    """Light paper with stains, grain and sometimes ruled lines: float (size, size, 3), 0..255."""
+def make_paper(rng, size, kind=None):
+    """Light paper with stains and grain: float (size, size, 3), 0..255.
+
+    ``kind`` is an index into PAPERS; None is plain or ruled, by chance.
+    """
     paper = np.full((size, size, 3), rng.uniform(200, 245) + rng.uniform(-10, 10, 3))
     stains = rng.uniform(-22, 22, (rng.integers(3, 9),) * 2)
     paper += cv2.resize(stains, (size, size), interpolation=cv2.INTER_CUBIC)[..., None]
-    if rng.random() < .5:
+    ruled = rng.random() < .5 if kind is None else kind >= 1
+    if ruled:
         step = int(rng.integers(8, 20))
-        paper[int(rng.integers(step))::step] -= rng.uniform(10, 40)
+        first = int(rng.integers(step))
+        darker = rng.uniform(10, 40) if kind is None else rng.uniform(25, 50)
+        paper[first::step] -= darker
+        if kind == 2:
+            paper[:, int(rng.integers(step))::step] -= darker
     return paper + rng.normal(0, 6, (size, size, 1))
+
+
+def make_sheets(rng, size):
+    """Two or three sheets with straight edges over one another, no two of one kind.
+
+    Returns:
+        paper as of ``make_paper`` and the kind of each pixel, int (size, size).
+    """
+    kinds = rng.permutation(len(PAPERS))[:rng.integers(2, 4)]
+    paper = make_paper(rng, size, kinds[0])
+    kind_of = np.full((size, size), kinds[0])
+    y, x = np.mgrid[:size, :size]
+    for kind in kinds[1:]:
+        angle = rng.uniform(0, 2 * np.pi)
+        center_y, center_x = rng.uniform(.25, .75, 2) * size
+        on_top = (x - center_x) * np.cos(angle) + (y - center_y) * np.sin(angle) > 0
+        paper[on_top] = make_paper(rng, size, kind)[on_top]
+        kind_of[on_top] = kind
+    return paper, kind_of
 
 
 def make_glyph(rng, digit, height, rotation):
@@ -129,10 +163,9 @@ def write_ink(rng, paper, opacity, top, left):
     part += opacity[..., None] * (ink - part)
 
 
-def make_canvas(rng, digits, labels, rows, args):
-    """One canvas: image uint8 (s, s, 3) and a list of (digit's row, visible mask (s, s) bool)."""
+def write_digits(rng, paper, digits, rows, args):
+    """Writes digits on the paper, in place; a list of (digit's row, visible mask (s, s) bool)."""
     size = args.canvas
-    paper = make_paper(rng, size)
     written = []  # (row, full area, visible mask)
     for _ in range(rng.integers(args.digits[0], args.digits[1] + 1)):
         row = int(rng.choice(rows))
@@ -150,7 +183,7 @@ def make_canvas(rng, digits, labels, rows, args):
         written = [(r, area, seen & ~ink) for r, area, seen in written]
         written.append((row, ink.sum(), ink))
         write_ink(rng, paper, opacity, top, left)
-    return to_bytes(paper), [(row, seen) for row, _, seen in written]
+    return [(row, seen) for row, _, seen in written]
 
 
 def make_single(rng, digit, size, rotation):
@@ -196,9 +229,10 @@ def write_detection(out, split, digits, labels, rows, args):
     for i in range(count):
         # A generator per image: asking for more images leaves the first ones unchanged.
         rng = np.random.default_rng([args.seed, SPLITS.index(split), 0, i])
-        image, objects = make_canvas(rng, digits, labels, rows, args)
+        paper = make_paper(rng, args.canvas)
+        objects = write_digits(rng, paper, digits, rows, args)
         name = f'{i:06d}.png'
-        write_png(out / split / name, image)
+        write_png(out / split / name, to_bytes(paper))
         images.append({'id': i + 1, 'file_name': name, 'width': args.canvas, 'height': args.canvas})
         for row, seen in objects:
             rle = coco_mask.encode(np.asfortranarray(seen, np.uint8))
@@ -221,6 +255,56 @@ def write_detection(out, split, digits, labels, rows, args):
             {'id': i + 1, 'name': name, 'supercategory': 'digit'}
             for i, name in enumerate(CLASSES)]}
     (out / 'annotations' / f'instances_{split}.json').write_text(json.dumps(coco))
+
+
+def write_panoptic(out, split, digits, labels, rows, args):
+    count = getattr(args, split)
+    folder = out / 'annotations' / f'panoptic_{split}'
+    for path in (out / split, folder, out / 'semantic' / split):
+        path.mkdir(parents=True)
+    images, annotations = [], []
+    progress = Progress(f'panoptic {split}', count)
+    for i in range(count):
+        rng = np.random.default_rng([args.seed, SPLITS.index(split), 2, i])
+        paper, kind_of = make_sheets(rng, args.canvas)
+        objects = write_digits(rng, paper, digits, rows, args)
+        ink = np.any([seen for _, seen in objects], axis=0)
+        segments = [(int(labels[row]), seen) for row, seen in objects] + [
+            (len(CLASSES) + kind, (kind_of == kind) & ~ink) for kind in range(len(PAPERS))]
+        segments = [(label, mask) for label, mask in segments if mask.any()]
+        ids = np.zeros_like(kind_of, np.uint32)
+        semantic = np.zeros_like(kind_of, np.uint8)
+        infos = []
+        for label, mask in segments:
+            # of the category and, above it, the number in the image
+            segment_id = label + 1 + 256 * (len(infos) + 1)
+            ids[mask], semantic[mask] = segment_id, label
+            rle = coco_mask.encode(np.asfortranarray(mask, np.uint8))
+            infos.append({
+                'id': segment_id,
+                'category_id': label + 1,
+                'bbox': [int(x) for x in coco_mask.toBbox(rle)],
+                'area': int(coco_mask.area(rle)),
+                'iscrowd': 0})
+        name = f'{i:06d}.png'
+        write_png(out / split / name, to_bytes(paper))
+        colors = np.stack([ids >> 16, ids >> 8 & 255, ids & 255], -1)  # OpenCV writes BGR
+        write_png(folder / name, colors.astype(np.uint8))
+        write_png(out / 'semantic' / split / name, semantic)
+        images.append({'id': i + 1, 'file_name': name, 'width': args.canvas, 'height': args.canvas})
+        annotations.append({'image_id': i + 1, 'file_name': name, 'segments_info': infos})
+        progress.step()
+    names = [(name, 'digit') for name in CLASSES] + [(name, 'paper') for name in PAPERS]
+    coco = {
+        'info': {'description': "scikit-learn's handwritten digits on paper",
+                 'version': str(PANOPTIC_FORMAT)},
+        'licenses': [],
+        'images': images,
+        'annotations': annotations,
+        'categories': [
+            {'id': i + 1, 'name': name, 'supercategory': kind, 'isthing': int(kind == 'digit')}
+            for i, (name, kind) in enumerate(names)]}
+    (out / 'annotations' / f'panoptic_{split}.json').write_text(json.dumps(coco))
 
 
 def write_classification(out, split, digits, labels, rows, args):
@@ -248,7 +332,7 @@ def read_settings(out):
 def main(argv=None):
     args = parse_args(argv)
     out = Path(args.out).resolve()
-    settings = dict(made_by='digits.py', format=FORMAT, **{
+    settings = dict(made_by='digits.py', format=FORMAT, panoptic=PANOPTIC_FORMAT, **{
         key: list(value) if isinstance(value, (list, tuple)) else value
         for key, value in vars(args).items() if key not in ('out', 'overwrite')})
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -278,6 +362,7 @@ def main(argv=None):
             write_classification(
                 part / 'classification', split, digits, labels, rows[split], args)
             write_detection(part / 'detection', split, digits, labels, rows[split], args)
+            write_panoptic(part / 'panoptic', split, digits, labels, rows[split], args)
         (part / 'settings.json').write_text(json.dumps(settings, indent=2) + '\n')
         if out.exists():
             shutil.rmtree(out)
