@@ -19,7 +19,7 @@ from mmengine.optim import build_optim_wrapper
 from mmext.registry import MODELS
 
 DEPTH = {'vit-large': 24}
-NO_DECAY = re.compile(r'(pos_embed|cls_token|temp|rel_pos_[hw])$|\.key_bias\.')
+NO_DECAY = re.compile(r'(pos_embed|cls_token|temp)$')
 
 
 def expected_settings(name, param, depth, base_lr, base_decay, rate):
