@@ -21,11 +21,12 @@ import os
 import sys
 from pathlib import Path
 
+from mmext.cli.arguments import add_cfg_options, add_device, positive
+from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.shipped import TRAINED
+
 
 def parse_args(argv=None):
-    from mmengine.config import DictAction
-
-    from mmext.cli.shipped import TRAINED
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('images', type=Path, help='an image or a folder of images')
@@ -34,25 +35,21 @@ def parse_args(argv=None):
     parser.add_argument(
         '--model', choices=list(TRAINED), help='instead of config and checkpoint')
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), help='(%(default)s)')
-    parser.add_argument('--batch-size', type=int, default=1, help='(%(default)s)')
-    parser.add_argument(
-        '--score-thr', type=float, default=0.3, help='draw objects from this score on (%(default)s)')
+    parser.add_argument('--batch-size', type=positive, default=1, help='(%(default)s)')
+    parser.add_argument('--score-thr', type=float, default=0.3,
+                        help='draw objects from this score on (%(default)s)')
     parser.add_argument('--no-vis', action='store_true', help='draw nothing')
     parser.add_argument(
         '--ann-file', type=Path, metavar='JSON',
         help='take the ids of images and categories from this COCO file, for an evaluation '
         '(default: images numbered from 1, labels from 1)')
-    parser.add_argument('--device', help='default: a GPU where there is one')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
-        help='override values of the config')
+    add_device(parser)
+    add_cfg_options(parser)
     args = parser.parse_args(argv)
     if args.model and args.config:
         parser.error('give --model or CONFIG CHECKPOINT, not both')
     if not args.model and not args.checkpoint:
         parser.error('CONFIG and CHECKPOINT are missing (or --model NAME)')
-    if args.batch_size < 1:
-        parser.error(f'--batch-size {args.batch_size} must be at least 1')
     for path in (args.images, args.checkpoint, args.ann_file):
         if path is not None and not os.path.exists(path):
             parser.error(f'{path} does not exist')
@@ -108,6 +105,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    from mmext.cli.clear_errors import one_clear_error
     with one_clear_error():
         sys.exit(main())

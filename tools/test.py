@@ -5,20 +5,9 @@ import os
 import os.path as osp
 from copy import deepcopy
 
-import mmengine
-from mmengine.config import ConfigDict, DictAction
-from mmengine.dist import is_main_process
-from mmengine.model import is_model_wrapper
-
-import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.cli.checkpoint_check import check_fits
-from mmext.cli.launch import (
-    ConfigError,
-    build_runner,
-    load_config,
-    one_clear_error,
-    set_visualizer,
-)
+from mmext.cli.arguments import add_cfg_options
+from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.config_walk import initial_weights
 
 
 def parse_args():
@@ -31,9 +20,7 @@ def parse_args():
         '--out', help='*.pkl: predictions for offline evaluation; *.json: the metrics')
     parser.add_argument('--show-dir', help='draw the predictions into this folder')
     parser.add_argument('--tta', action='store_true', help='test-time augmentation')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
-        help='override values of the config')
+    add_cfg_options(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     # torch.distributed.launch passes either spelling, depending on its version
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
@@ -44,6 +31,7 @@ def parse_args():
 
 def draw_predictions(cfg, folder):
     """Switch on the visualization hook of either scope."""
+    from mmext.cli.launch import set_visualizer
     folder = osp.abspath(folder)
     if cfg.default_scope == 'mmdet':
         hook = dict(type='DetVisualizationHook', draw=True, test_out_dir=folder)
@@ -57,6 +45,7 @@ def draw_predictions(cfg, folder):
 
 def augment_at_test_time(cfg):
     """Average over horizontal flips, or do what the config's tta_model and tta_pipeline say."""
+    from mmengine.config import ConfigDict
     detection = cfg.default_scope == 'mmdet'
     if 'tta_model' not in cfg:
         cfg.tta_model = dict(
@@ -80,6 +69,9 @@ def augment_at_test_time(cfg):
 
 def main():
     args = parse_args()
+    # after parsing, so that --help and typing errors answer at once
+    from mmext.cli.checkpoint_check import check_fits
+    from mmext.cli.launch import ConfigError, build_runner, load_config
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.out and not args.out.endswith(('.pkl', '.pickle', '.json')):
         raise ConfigError(f'--out {args.out!r} must end in .pkl (predictions) or .json (metrics).')
@@ -87,12 +79,14 @@ def main():
         raise ConfigError('--tta and --show-dir exclude each other for classifiers: there is no '
                           'one image to draw on.')
     cfg.load_from = args.checkpoint
-    _no_pretrained(cfg.model)
+    for _, node, _ in list(initial_weights(cfg.model)):
+        node['init_cfg'] = None  # replaced by the checkpoint under test; may not even be here
     if args.show_dir:
         draw_predictions(cfg, args.show_dir)
     if args.tta:
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
+    from mmengine.model import is_model_wrapper
     model = runner.model.module if is_model_wrapper(runner.model) else runner.model
     check_fits(args.checkpoint, model.module if args.tta else model)
     if args.out and not args.out.endswith('.json'):
@@ -102,22 +96,10 @@ def main():
             from mmengine.evaluator import DumpResults as Dump
         runner.test_evaluator.metrics.append(Dump(out_file_path=args.out))
     metrics = runner.test()
-    if args.out and args.out.endswith('.json') and is_main_process():
-        mmengine.dump(metrics, args.out)
-
-
-def _no_pretrained(node):
-    """The checkpoint under test replaces every initial one, which may not even be here."""
-    if isinstance(node, dict):
-        init = node.get('init_cfg')
-        if any(one.get('type') == 'Pretrained'
-               for one in (init if isinstance(init, (list, tuple)) else [init or {}])):
-            node['init_cfg'] = None
-        for value in node.values():
-            _no_pretrained(value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            _no_pretrained(value)
+    if args.out and args.out.endswith('.json'):
+        from mmengine.dist import master_only
+        from mmengine.fileio import dump
+        master_only(dump)(metrics, args.out)
 
 
 if __name__ == '__main__':

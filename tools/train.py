@@ -3,10 +3,8 @@
 import argparse
 import os
 
-from mmengine.config import DictAction
-
-import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.cli.launch import ConfigError, build_runner, load_config, one_clear_error
+from mmext.cli.arguments import add_cfg_options
+from mmext.cli.clear_errors import one_clear_error
 
 
 def parse_args():
@@ -21,9 +19,7 @@ def parse_args():
     parser.add_argument(
         '--auto-scale-lr', action='store_true',
         help="scale the learning rate by actual batch size / the config's base batch size")
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
-        help='override values of the config, e.g. model.backbone.keep_ratio="(0.9,0.1)"')
+    add_cfg_options(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     # torch.distributed.launch passes either spelling, depending on its version
     parser.add_argument('--local_rank', '--local-rank', type=int, default=0)
@@ -34,6 +30,8 @@ def parse_args():
 
 def main():
     args = parse_args()
+    # after parsing, so that --help and typing errors answer at once
+    from mmext.cli.launch import ConfigError, build_runner, load_config
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.amp:
         given = cfg.optim_wrapper.get('type', 'OptimWrapper')

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from mmengine.logging import print_log
 
+from mmext.cli.config_walk import walk
+
 ROLES = {'train': 'train_dataloader', 'val': 'val_dataloader', 'test': 'test_dataloader'}
 
 
@@ -267,17 +269,9 @@ def check_dataset_cfg(cfg, splits: Sequence[str] = ('train', 'val')) -> list[dic
 
 def coco_datasets(node, where: str) -> Iterator[tuple[str, dict]]:
     """CocoDataset configs below a dataloader, through any wrapper (repeat, concatenate, ...)."""
-    if isinstance(node, dict):
-        if str(node.get('type', '')).split('.')[-1] == 'CocoDataset':
-            if node.get('ann_file'):
-                yield where, node
-            return
-        for key, value in node.items():
-            if key in ('dataset', 'datasets'):
-                yield from coco_datasets(value, f'{where}.{key}')
-    elif isinstance(node, (list, tuple)):
-        for index, value in enumerate(node):
-            yield from coco_datasets(value, f'{where}[{index}]')
+    for path, dataset in walk(node, where, only=('dataset', 'datasets')):
+        if str(dataset.get('type', '')).split('.')[-1] == 'CocoDataset' and dataset.get('ann_file'):
+            yield path, dataset
 
 
 def dataset_classes(dataset: dict) -> list[str]:
@@ -322,22 +316,14 @@ def check_metrics(cfg, splits: Sequence[str], masks: bool) -> None:
 
 def values_of(node, key: str, path: str) -> Iterator[tuple[str, int]]:
     """Where ``key`` occurs below the RoI and box heads of a model config, with its value."""
-    if isinstance(node, dict):
-        if isinstance(node.get(key), int):
-            yield path, node[key]
-        for name, value in node.items():
-            if name in ('roi_head', 'bbox_head', 'mask_head'):
-                yield from values_of(value, key, f'{path}.{name}')
-    elif isinstance(node, (list, tuple)):
-        for index, value in enumerate(node):
-            yield from values_of(value, key, f'{path}[{index}]')
+    for where, part in walk(node, path, only=('roi_head', 'bbox_head', 'mask_head')):
+        if isinstance(part.get(key), int):
+            yield where, part[key]
 
 
 def has_key(node, key: str) -> bool:
     """Whether a config has ``key`` with a value anywhere."""
-    if isinstance(node, dict):
-        return bool(node.get(key)) or any(has_key(value, key) for value in node.values())
-    return isinstance(node, (list, tuple)) and any(has_key(value, key) for value in node)
+    return any(part.get(key) for _, part in walk(node))
 
 
 def is_local(path: str) -> bool:

@@ -2,7 +2,6 @@
 
 import glob
 import os.path as osp
-from collections.abc import Iterator
 
 from mmengine.config import Config
 from torch import nn
@@ -10,6 +9,7 @@ from torch import nn
 from mmext.checkpoints.safe_reader import UnreadableCheckpoint, read_checkpoint
 
 from .config_check import ConfigError
+from .config_walk import initial_weights
 
 
 def check_checkpoint_file(cfg: Config) -> None:
@@ -21,20 +21,10 @@ def check_checkpoint_file(cfg: Config) -> None:
     path = cfg.get('load_from')
     if cfg.get('resume') and not path:
         path = _last_checkpoint(cfg)
-    for one in (path, *_initial_weights(cfg.get('model'))):
+    given = [init.get('checkpoint') for _, _, init in initial_weights(cfg.get('model'))]
+    for one in (path, *given):
         if one and '://' not in one and osp.isfile(one) and not one.endswith('.safetensors'):
             check_readable(one)
-
-
-def _initial_weights(node) -> Iterator[str]:
-    """Files named by ``init_cfg=dict(type='Pretrained', checkpoint=...)`` anywhere in a model."""
-    if isinstance(node, dict):
-        if node.get('type') == 'Pretrained' and isinstance(node.get('checkpoint'), str):
-            yield node['checkpoint']
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for value in node:
-            yield from _initial_weights(value)
 
 
 def _last_checkpoint(cfg: Config) -> str | None:

@@ -1,11 +1,9 @@
-"""How a command ends when something is wrong: one line about it, status 1. Needs torch alone."""
+"""How a command ends when something is wrong: one line about it, status 1. Imports no torch."""
 
 import contextlib
 import os.path as osp
 import sys
 import traceback
-
-import torch.distributed as dist
 
 import mmext
 
@@ -29,6 +27,13 @@ def written_for_the_user(error: BaseException) -> bool:
         where[-1].filename).startswith(ours)
 
 
+def is_first_process() -> bool:
+    """Whether this process is to speak: the only one, or the first of a distributed run."""
+    dist = sys.modules.get('torch.distributed')  # not imported: nothing is distributed
+    return dist is None or not (dist.is_available() and dist.is_initialized()) \
+        or dist.get_rank() == 0
+
+
 @contextlib.contextmanager
 def one_clear_error(after_interrupt: str = ''):
     """End the process with status 1 and the cause as last line; details stay above it.
@@ -44,7 +49,7 @@ def one_clear_error(after_interrupt: str = ''):
     except Exception as error:
         cause = root_cause(error)
         if written_for_the_user(cause):
-            if not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0:
+            if is_first_process():
                 print(f'error: {cause}', file=sys.stderr)
             raise SystemExit(1) from None
         traceback.print_exc()

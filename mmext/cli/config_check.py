@@ -9,11 +9,12 @@ import difflib
 import importlib
 import inspect
 import os.path as osp
-from collections.abc import Iterator
 
 from mmengine import registry as mmengine_registry
 from mmengine.config import Config
 from mmengine.registry import Registry
+
+from mmext.cli.config_walk import initial_weights, walk
 
 # Sections whose dicts are built by the registries, hence checkable.
 SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
@@ -89,17 +90,6 @@ def _arguments(cls) -> set[str] | None:
     return None
 
 
-def _walk(node, path: str) -> Iterator[tuple[str, dict]]:
-    if isinstance(node, dict):
-        if isinstance(node.get('type'), str):
-            yield path, node
-        for key, value in node.items():
-            yield from _walk(value, f'{path}.{key}')
-    elif isinstance(node, (list, tuple)):
-        for index, value in enumerate(node):
-            yield from _walk(value, f'{path}[{index}]')
-
-
 def _closest(name: str, names, cutoff: float) -> str | None:
     close = difflib.get_close_matches(name, sorted(set(names)), n=1, cutoff=cutoff)
     return close[0] if close else None
@@ -116,8 +106,10 @@ def check_config(cfg: Config) -> None:
     """
     scope = cfg.get('default_scope', 'mmengine')
     for section in SECTIONS:
-        for path, node in _walk(cfg.get(section), section):
-            name = node['type']
+        for path, node in walk(cfg.get(section), section):
+            name = node.get('type')
+            if not isinstance(name, str):
+                continue
             cls = _find(name, node.get('_scope_', scope))
             ours = name.startswith('mmext.')
             if cls is None:
@@ -141,59 +133,41 @@ def check_checkpoints(cfg: Config) -> None:
     value = cfg.get('load_from')
     if value and '://' not in value and not osp.exists(value):
         raise ConfigError(f'load_from = {value!r} does not exist.')
-
-    def visit(node, path):
-        if isinstance(node, dict):
-            init = node.get('init_cfg')
-            for one in (init if isinstance(init, (list, tuple)) else [init]):
-                if isinstance(one, dict) and one.get('type') == 'Pretrained':
-                    name = one.get('checkpoint')
-                    if not name:
-                        raise ConfigError(
-                            f'{path}.init_cfg.checkpoint is empty. Give the file with '
-                            f'--cfg-options {path}.init_cfg.checkpoint=FILE.')
-                    if '://' not in name and not osp.exists(name):
-                        raise ConfigError(
-                            f'{path}.init_cfg.checkpoint = {name!r} does not exist. Give another '
-                            f'with --cfg-options {path}.init_cfg.checkpoint=FILE, or train from '
-                            f'scratch with {path}.init_cfg=None.')
-            for key, value in node.items():
-                visit(value, f'{path}.{key}')
-        elif isinstance(node, (list, tuple)):
-            for index, value in enumerate(node):
-                visit(value, f'{path}[{index}]')
-
-    visit(cfg.get('model'), 'model')
+    for path, _, init in initial_weights(cfg.get('model')):
+        name = init.get('checkpoint')
+        if not name:
+            raise ConfigError(f'{path}.init_cfg.checkpoint is empty. Give the file with '
+                              f'--cfg-options {path}.init_cfg.checkpoint=FILE.')
+        if '://' not in name and not osp.exists(name):
+            raise ConfigError(
+                f'{path}.init_cfg.checkpoint = {name!r} does not exist. Give another with '
+                f'--cfg-options {path}.init_cfg.checkpoint=FILE, or train from scratch with '
+                f'{path}.init_cfg=None.')
 
 
 def check_data_paths(cfg: Config, splits=('train', 'val', 'test')) -> None:
     """Raise :class:`ConfigError` where an annotation file or image folder does not exist."""
+    for section in (f'{split}_{part}' for split in splits for part in ('dataloader', 'evaluator')):
+        for path, node in walk(cfg.get(section), section):
+            if '.pipeline[' not in path:
+                _require_data(path, node)
 
-    def visit(node, path):
-        if isinstance(node, dict):
-            root = node.get('data_root') or ''
-            ann = node.get('ann_file')
-            if isinstance(ann, str) and ann and '://' not in ann:
-                _require(osp.join(root, ann), f'{path}.ann_file', path)
-            if root and '://' not in root and not node.get('download'):
-                _require(root, f'{path}.data_root', path)
-            prefix = node.get('data_prefix') or {}
-            if isinstance(prefix, str):  # mmpretrain; mmdet has {'img': folder}
-                prefix = {None: prefix}
-            for key, value in prefix.items():
-                if isinstance(value, str) and value and '://' not in value:
-                    name = f'{path}.data_prefix' + (f'.{key}' if key else '')
-                    _require(osp.join(root, value), name, path)
-            for key, value in node.items():
-                if key != 'pipeline':
-                    visit(value, f'{path}.{key}')
-        elif isinstance(node, (list, tuple)):
-            for index, value in enumerate(node):
-                visit(value, f'{path}[{index}]')
 
-    for split in splits:
-        visit(cfg.get(f'{split}_dataloader'), f'{split}_dataloader')
-        visit(cfg.get(f'{split}_evaluator'), f'{split}_evaluator')
+def _require_data(path: str, node: dict) -> None:
+    """That the files and folders named by one dict of a data set or evaluator are there."""
+    root = node.get('data_root') or ''
+    ann = node.get('ann_file')
+    if isinstance(ann, str) and ann and '://' not in ann:
+        _require(osp.join(root, ann), f'{path}.ann_file', path)
+    if root and '://' not in root and not node.get('download'):
+        _require(root, f'{path}.data_root', path)
+    prefix = node.get('data_prefix') or {}
+    if isinstance(prefix, str):  # mmpretrain; mmdet has {'img': folder}
+        prefix = {None: prefix}
+    for key, value in prefix.items():
+        if isinstance(value, str) and value and '://' not in value:
+            name = f'{path}.data_prefix' + (f'.{key}' if key else '')
+            _require(osp.join(root, value), name, path)
 
 
 def _require(file: str, name: str, path: str) -> None:

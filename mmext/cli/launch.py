@@ -18,6 +18,7 @@ from mmext.compat import cpu
 
 from .checkpoint_check import check_checkpoint_file
 from .config_check import ConfigError, check_checkpoints, check_config, check_data_paths
+from .config_walk import walk
 
 SCOPES = ('mmdet', 'mmpretrain')
 
@@ -65,13 +66,9 @@ def drop_own_scope(node) -> None:
 
     mmext's configs are of scope mmdet or mmpretrain and write ``mmext.`` where they mean it.
     """
-    if isinstance(node, dict):
-        if node.get('_scope_') == 'mmext':
-            node.pop('_scope_')
-        node = list(node.values())
-    if isinstance(node, (list, tuple)):
-        for value in node:
-            drop_own_scope(value)
+    for _, part in walk(node):
+        if part.get('_scope_') == 'mmext':
+            part.pop('_scope_')
 
 
 def move_data_root(node, old: str, new: str) -> None:
@@ -81,11 +78,15 @@ def move_data_root(node, old: str, new: str) -> None:
     evaluators before the command line could change it.
     """
     old, new = old.rstrip('/'), new.rstrip('/')
-    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+
+    def moved(value):
         if isinstance(value, str) and (value == old or value.startswith(old + '/')):
-            node[key] = new + value[len(old):]
-        elif isinstance(value, (dict, list)):
-            move_data_root(value, old, new)
+            return new + value[len(old):]
+        return [moved(one) for one in value] if isinstance(value, list) else value
+
+    for _, part in walk(node):
+        for key, value in list(part.items()):
+            part[key] = moved(value)
 
 
 def build_model(cfg: Config) -> nn.Module:
@@ -140,19 +141,10 @@ def refuse_damaged_images(runner: Runner) -> None:
     Done here and not in the config files, because the inferencers of mmdet and mmpretrain look
     for mmcv's loader by its name.
     """
-
-    def visit(node):
-        if isinstance(node, dict):
-            if node.get('type') == 'LoadImageFromFile':
-                node['type'] = 'mmext.LoadImageFromFile'
-            for value in node.values():
-                visit(value)
-        elif isinstance(node, (list, tuple)):
-            for value in node:
-                visit(value)
-
     for name in ('_train_dataloader', '_val_dataloader', '_test_dataloader'):
         dataloader = copy.deepcopy(getattr(runner, name, None))  # the config stays as it is
         if isinstance(dataloader, dict):
-            visit(dataloader)
+            for _, node in walk(dataloader):
+                if node.get('type') == 'LoadImageFromFile':
+                    node['type'] = 'mmext.LoadImageFromFile'
             setattr(runner, name, dataloader)

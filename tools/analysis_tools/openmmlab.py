@@ -16,13 +16,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-import matplotlib.style
-from matplotlib import _tight_bbox
-
-import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
-from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
-from mmext.cli.checkpoint_check import check_readable
-from mmext.cli.launch import ConfigError, load_config, one_clear_error
+from mmext.cli.clear_errors import one_clear_error
 
 FOLDERS = {
     ('mmdet', 'analyze_logs'): 'analysis_tools',
@@ -35,6 +29,7 @@ FOLDERS = {
 
 
 def script(scope: str, tool: str) -> Path:
+    from mmext.cli.config_check import ConfigError
     package = Path(find_spec(scope).submodule_search_locations[0])
     path = package / '.mim' / 'tools' / FOLDERS[scope, tool] / f'{tool}.py'
     if not path.is_file():
@@ -50,6 +45,8 @@ def older_matplotlib():
     mmdet's analyze_logs asks for the style 'dark', which only seaborn registers; mmpretrain's
     browse_dataset calls a private function that takes a renderer since matplotlib 3.11.
     """
+    import matplotlib.style
+    from matplotlib import _tight_bbox
     styles, original = matplotlib.style.library, _tight_bbox.adjust_bbox
     styles.setdefault('dark', styles['seaborn-v0_8-dark'])
     if 'renderer' in inspect.signature(original).parameters:
@@ -68,6 +65,10 @@ def main(argv=None):
     parser.add_argument('config')
     parser.add_argument('rest', nargs=argparse.REMAINDER, help='options of the tool')
     args = parser.parse_args(argv)
+    # after parsing, so that --help and typing errors answer at once
+    from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
+    from mmext.cli.checkpoint_check import check_readable
+    from mmext.cli.launch import load_config
     path = script(load_config(args.config, None, None, 'none').default_scope, args.tool)
     for word in args.rest:
         if word.endswith('.pth') and Path(word).is_file():

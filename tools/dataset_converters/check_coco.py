@@ -10,9 +10,8 @@ import argparse
 import json
 import sys
 
-from mmengine.config import Config, DictAction
-
-from mmext.cli.annotation_check import AnnotationError, check_coco_file, check_dataset_cfg
+from mmext.cli.arguments import add_cfg_options
+from mmext.cli.clear_errors import one_clear_error
 
 
 def parse_args():
@@ -23,9 +22,7 @@ def parse_args():
     parser.add_argument('--classes', nargs='+', help='class names in the order of the config')
     parser.add_argument('--masks', action='store_true', help='instance masks are needed')
     parser.add_argument('--config', help='check the train, val and test data of this config')
-    parser.add_argument(
-        '--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
-        help='override values of the config')
+    add_cfg_options(parser)
     parser.add_argument('--json', metavar='OUT', help='write the reports to this file')
     args = parser.parse_args()
     if bool(args.ann_file) == bool(args.config):
@@ -35,10 +32,13 @@ def parse_args():
 
 def main():
     args = parse_args()
+    # after parsing, so that --help and typing errors answer at once
+    from mmext.cli.annotation_check import AnnotationError, check_coco_file, check_dataset_cfg
     try:
         if args.config:
-            import mmext.registry  # noqa: F401  (prepares mmcv's ops for mmdet)
+            from mmengine.config import Config
 
+            import mmext.registry  # noqa: F401  (prepares mmcv's ops for mmdet)
             cfg = Config.fromfile(args.config)
             cfg.merge_from_dict(args.cfg_options or {})
             reports = check_dataset_cfg(cfg, ('train', 'val', 'test'))
@@ -68,4 +68,5 @@ def print_report(report):
 
 
 if __name__ == '__main__':
-    main()
+    with one_clear_error():
+        main()

@@ -26,6 +26,8 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+from mmext.cli.clear_errors import one_clear_error
+
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
@@ -137,4 +139,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    main()
+    with one_clear_error():
+        main()

@@ -24,7 +24,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 from pycocotools import mask as coco_mask
-from sklearn.datasets import load_digits
+
+from mmext.cli.clear_errors import one_clear_error
 
 FORMAT = 1  # raise when the drawing below changes, so that old data are not taken for new
 CLASSES = tuple('0123456789')
@@ -262,6 +263,7 @@ def main(argv=None):
             sys.exit(f'{out} was made with other settings ({", ".join(differ)}): '
                      'give --overwrite to replace it, or another --out')
 
+    from sklearn.datasets import load_digits
     table = load_digits()
     digits = (table.images / 16).astype(np.float32)
     labels = table.target
@@ -289,4 +291,5 @@ def main(argv=None):
 
 if __name__ == '__main__':
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('stopped, nothing written'))
-    main()
+    with one_clear_error():
+        main()

@@ -12,6 +12,8 @@ import argparse
 import os
 from pathlib import Path
 
+from mmext.cli.clear_errors import one_clear_error
+
 CLASSES = (
     Path(__file__).resolve().parents[2] / 'configs/_base_/datasets/imagenet100_classes.txt')
 
@@ -74,4 +76,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    main()
+    with one_clear_error():
+        main()

@@ -17,18 +17,9 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
+from mmext.cli.clear_errors import one_clear_error
 
-from mmext.checkpoints.files import read_state_dict
-from mmext.checkpoints.vit import (
-    LAYOUTS,
-    detect_layout,
-    timm_to_mmext,
-    timm_to_mmpretrain,
-    to_timm,
-)
-
-TARGETS = (*LAYOUTS, 'official')
+TARGETS = ('timm', 'mmpretrain', 'mmext', 'official')
 HEADS = {'vit': 'head.layers.head.', 'linear': 'head.fc.'}
 
 
@@ -55,6 +46,7 @@ def parse_args(argv=None):
 def convert(state: dict, layout: str, head: str = 'vit', backbone_only: bool = False,
             drop_key_bias: bool = False) -> dict:
     """State dict of any layout to ``layout``; ValueError where a value would be lost unasked."""
+    from mmext.checkpoints.vit import timm_to_mmext, timm_to_mmpretrain, to_timm
     out = to_timm(state)
     if backbone_only:
         out = {key: value for key, value in out.items() if key.split('.')[0] not in (
@@ -76,6 +68,7 @@ def convert(state: dict, layout: str, head: str = 'vit', backbone_only: bool = F
 
 
 def save(state: dict, path: Path, layout: str) -> None:
+    import torch
     if path.suffix == '.safetensors':
         from safetensors.torch import save_file
         save_file({key: value.contiguous() for key, value in state.items()}, str(path))
@@ -89,6 +82,9 @@ def save(state: dict, path: Path, layout: str) -> None:
 
 def main(argv=None) -> int:
     args = parse_args(argv)
+    # after parsing, so that --help and typing errors answer at once
+    from mmext.checkpoints.files import read_state_dict
+    from mmext.checkpoints.vit import detect_layout
     target = Path(args.target)
     try:
         if target.exists() and not args.overwrite:
@@ -108,4 +104,5 @@ def main(argv=None) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    with one_clear_error():
+        sys.exit(main())

@@ -14,9 +14,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-import torch
-
-from mmext.checkpoints.safe_reader import UnreadableCheckpoint, read_checkpoint
+from mmext.cli.clear_errors import one_clear_error
 
 FACTS = ('dataset_meta', 'epoch', 'iter', 'mmengine_version')
 
@@ -39,6 +37,9 @@ def parse_args(argv=None):
 
 def publish(checkpoint: str, out: str, raw: bool = False, half: bool = False) -> Path:
     """Write the published form of ``checkpoint``; returns its path with the hash in its name."""
+    import torch
+
+    from mmext.checkpoints.safe_reader import UnreadableCheckpoint, read_checkpoint
     try:
         content = read_checkpoint(checkpoint)
     except UnreadableCheckpoint as error:
@@ -83,4 +84,5 @@ def main(argv=None) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    with one_clear_error():
+        sys.exit(main())
