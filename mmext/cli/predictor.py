@@ -276,8 +276,11 @@ def _class_names(dataset, checkpoint: str | None, scope: str):
         meta = content.get('meta') or {}
         saved = {key.lower(): value for key, value in (meta.get('dataset_meta') or {}).items()}
         known.update({key: value for key, value in saved.items() if value})
-    classes = known.get('classes')
-    return None if classes is None else tuple(map(str, classes)), known.get('palette') or 'random'
+    classes, palette = known.get('classes'), known.get('palette')
+    # published files hold lists; mmdet's visualizer wants tuples, one a class at least
+    fits = isinstance(palette, (list, tuple)) and len(palette) >= len(classes or palette)
+    return (None if classes is None else tuple(map(str, classes)),
+            [tuple(color) for color in palette] if fits else 'random')
 
 
 def _detector(cfg, checkpoint, device, classes, palette):
