@@ -192,7 +192,7 @@ def test_counts_of_the_index():
     """Parameters and FLOPs of the index against the models and the closed formulas."""
     import yaml
 
-    from mmext.analysis.flop_formulas import VIT_ARCHS, vit_macs
+    from mmext.analysis.flop_formulas import vit_macs, vit_size
     entries = yaml.safe_load((CONFIGS / 'deit_bias' / 'metafile.yml').read_text())['Models']
     counted = {}
     for entry in entries:
@@ -202,7 +202,7 @@ def test_counts_of_the_index():
             assert 'FLOPs' not in entry['Metadata']
             continue
         macs = vit_macs(
-            (224, 224), *VIT_ARCHS[backbone.arch], key_bias=backbone.get('key_bias', True),
+            (224, 224), *vit_size(backbone.arch), key_bias=backbone.get('key_bias', True),
             keep_ratio=backbone.get('keep_ratio'),
             qk_free_last=backbone.get('num_qk_free', 0), num_classes=cfg.model.head.num_classes)
         assert entry['Metadata']['FLOPs'] == 2 * macs

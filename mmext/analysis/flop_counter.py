@@ -11,7 +11,6 @@ nor vector products; without the additions below attention would silently count 
 (https://github.com/pytorch/pytorch/issues/195460).
 """
 
-import importlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from math import prod
@@ -21,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+
+from mmext.ops.key_bias_attention import use_form
 
 aten = torch.ops.aten
 
@@ -78,15 +79,12 @@ def _plain_kernels():
     nn.MultiheadAttention's fast path is one opaque kernel; key-bias attention widens the heads to
     carry the bias where a kernel refuses masks, which is no work of the method.
     """
-    bias_attention = importlib.import_module('mmext.ops.key_bias_attention')
-    chooser = bias_attention._prefers_channels
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    bias_attention._prefers_channels = lambda q, bias: False
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with use_form('mask'):
+            yield
     finally:
-        bias_attention._prefers_channels = chooser
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 

@@ -11,14 +11,16 @@ All functions return an int (MACs of one image).
 
 import math
 
+from mmext.models.backbones.base import resolve_arch
+from mmext.models.backbones.bias_pruned_vit import ARCH_KEYS, ARCHS
 from mmext.ops.column_selection import keep_ratio_schedule, num_kept
 
-VIT_ARCHS = {  # name: (dim, depth, num_heads)
-    'deit-tiny': (192, 12, 3),
-    'deit-small': (384, 12, 6),
-    'deit-base': (768, 12, 12),
-    'vit-large': (1024, 24, 16),
-}
+
+def vit_size(arch: str) -> tuple[int, int, int]:
+    """(dim, depth, num_heads) of an architecture of ``BiasPrunedViT`` by name, e.g. 'deit-small'.
+    """
+    size = resolve_arch(arch, ARCHS, ARCH_KEYS)
+    return size['embed_dim'], size['depth'], size['num_heads']
 
 
 def gflops(macs: int) -> float:

@@ -1,6 +1,5 @@
-"""What the analysis tools share: command line, model, images, progress and JSON. Not a tool."""
+"""What the analysis tools share: model, images, progress and JSON."""
 
-import argparse
 import json
 import math
 import sys
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.registry import DATASETS, init_default_scope
 from mmengine.utils import ProgressBar
@@ -25,48 +24,13 @@ from mmext.analysis.intermediates import Layer, analyzed_layers, iterate_layers
 from mmext.analysis.timing import environment
 from mmext.checkpoints.files import read_state_dict
 from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
+from mmext.cli.arguments import use_device
 from mmext.cli.config_check import ConfigError, check_config
 from mmext.cli.launch import build_model, default_shape, load_config
 from mmext.datasets.loading import LoadImageFromFile
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm'}
 SETTINGS = ('config', 'checkpoint', 'images', 'shape', 'layers', 'heads', 'device')
-
-
-def parser(doc: str, num_images: int, compare: bool = False, heads: bool = True,
-           checkpoint: bool = True) -> argparse.ArgumentParser:
-    """The options of every analysis tool; ``num_images`` is the default of that option."""
-    out = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    out.add_argument('config', help='config of a classifier or detector')
-    if checkpoint:
-        out.add_argument(
-            'checkpoint', nargs='?',
-            help="of the whole model, or of the backbone alone in any layout it knows (default: "
-            "what the config's init_cfg names, where that file is here; else random weights)")
-    if compare:
-        out.add_argument('--compare', nargs='+', default=[], metavar='CONFIG[=CKPT]',
-                         help='further models for the same figure')
-    out.add_argument('--images', nargs='+', default=['dataset'], metavar='PATH',
-                     help="folders or files, or the word 'dataset' for the config's own test "
-                     'data (default)')
-    out.add_argument('--num-images', type=int, default=num_images,
-                     help=f'taken evenly from all that are given (default: {num_images})')
-    out.add_argument('--shape', type=int, nargs='+', metavar=('H', 'W'),
-                     help='resize and crop to this size instead of what the test pipeline does')
-    out.add_argument('--layers', type=int, nargs='+', help='block indices, -1 is the last')
-    if heads:
-        out.add_argument('--heads', type=int, nargs='+', help='head indices')
-    out.add_argument('--batch-size', type=int, default=1)
-    out.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    out.add_argument('--out', type=Path, default=Path('analysis'), metavar='DIR',
-                     help='where figures go (default: analysis)')
-    out.add_argument('--json', nargs='?', const='', metavar='FILE',
-                     help='write the numbers to this file, without FILE beside the figures')
-    out.add_argument('--dpi', type=int, default=110, help='of the figures (default: 110)')
-    out.add_argument('--cfg-options', nargs='+', action=DictAction, metavar='KEY=VALUE',
-                     help='override the config')
-    return out
 
 
 class Subject(NamedTuple):
@@ -96,6 +60,7 @@ class Batch(NamedTuple):
 
 def subjects(args) -> list[Subject]:
     """The model of the command line and those to compare it with."""
+    use_device(args)
     pairs = [(args.config, getattr(args, 'checkpoint', None))]
     for word in getattr(args, 'compare', []):
         config, _, checkpoint = word.partition('=')
@@ -180,8 +145,7 @@ def test_pipeline(cfg: Config, args, model: nn.Module) -> Compose:
     given = list(dataset.get('pipeline', [])) if dataset is not None else []
     steps = [step for step in given if 'Load' not in str(step['type'])] or [dict(type=pack)]
     if args.shape or not given:
-        shape = tuple(args.shape * 2)[:2] if args.shape else default_shape(model, cfg)
-        steps = [Cover(shape), steps[-1]]
+        steps = [Cover(args.shape or default_shape(model, cfg)), steps[-1]]
     return Compose(steps)
 
 

@@ -6,9 +6,16 @@ and mmengine afterwards, so that ``--help`` and typing errors answer at once.
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 RATIO_HELP = ('none (all columns), one ratio in (0, 1], first,last for a linear schedule over '
               'depth, or one number for each layer, separated by commas')
+
+
+def command_line(doc: str) -> argparse.ArgumentParser:
+    """A parser whose help is the text of a tool, and which takes no option by its beginning."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
 
 def keep_ratio(text: str) -> float | tuple[float, ...] | None:
@@ -30,6 +37,14 @@ def keep_ratio(text: str) -> float | tuple[float, ...] | None:
     return ratios[0] if len(ratios) == 1 else ratios
 
 
+def one_ratio(text: str) -> float:
+    """A keep ratio that is one number, an argparse type for what knows no layers."""
+    value = keep_ratio(text)
+    if not isinstance(value, float):
+        raise argparse.ArgumentTypeError(f'{text!r}: here a keep ratio is one number in (0, 1]')
+    return value
+
+
 def ratio_word(value: float | Sequence[float] | None) -> str:
     """The word that :func:`keep_ratio` reads as ``value``."""
     if value is None:
@@ -43,10 +58,9 @@ def add_keep_ratio(parser: argparse.ArgumentParser, several: bool = False, **opt
     A single one is absent from the namespace where it is not given (``'keep_ratio' in args``),
     since None is the value of ``none``.
     """
-    options.setdefault('default', argparse.SUPPRESS)
-    options.setdefault('help', RATIO_HELP + ' (default: what the config says)')
-    parser.add_argument('--keep-ratio', type=keep_ratio, metavar='R',
-                        nargs='+' if several else None, **options)
+    options = {'type': keep_ratio, 'default': argparse.SUPPRESS,
+               'help': RATIO_HELP + ' (default: what the config says)', **options}
+    parser.add_argument('--keep-ratio', metavar='R', nargs='+' if several else None, **options)
 
 
 class _Shape(argparse.Action):
@@ -110,9 +124,7 @@ def analysis_parser(doc: str, num_images: int, compare: bool = False, heads: boo
                     ) -> argparse.ArgumentParser:
     """The options of every tool that draws figures; ``num_images`` is the default of that option.
     """
-    from pathlib import Path
-    out = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out = command_line(doc)
     out.add_argument('config', help='config of a classifier or detector')
     out.add_argument(
         'checkpoint', nargs='?',

@@ -107,6 +107,18 @@ def default_shape(model, cfg: Config) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
+def set_keep_ratio(backbone: nn.Module, value) -> None:
+    """``backbone.set_keep_ratio(value)``.
+
+    Raises:
+        ConfigError: the backbone does not prune.
+    """
+    if not hasattr(backbone, 'set_keep_ratio'):
+        raise ConfigError(f'--keep-ratio: backbone {type(backbone).__name__} does not prune; leave '
+                          'the option out')
+    backbone.set_keep_ratio(value)
+
+
 def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     """Check a config against the registries and the disk, then build its Runner.
 

@@ -20,7 +20,7 @@ from mmext.ops.key_bias_attention import (
 )
 from mmext.ops.position_grid import resize_position_grid, sincos_position_grid
 from mmext.ops.rope import apply_rope
-from mmext.ops.soft_threshold import soft_threshold
+from mmext.ops.thresholding import soft_threshold
 from mmext.ops.token_merging import (
     bipartite_soft_matching,
     merge_schedule,

@@ -15,6 +15,8 @@ Forms, equal in value and gradient:
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,8 @@ DROPPED = {torch.float16: -6e4, torch.bfloat16: -1e30, torch.float32: -1e30, tor
 # Numbers gathered at once by project_kept_kv: bounds its memory, and measured faster than all heads
 # at once (ViT-L at 4,096 tokens and ratio .3: 58 against 93 ms on one CPU core).
 GATHERED_NUMBERS = 2 ** 23
+FORMS = ('auto', 'mask', 'channels')
+_FORM = 'auto'  # what 'auto' means, see use_form
 CHANNELS = {torch.float16: 2, torch.bfloat16: 3, torch.float32: 1, torch.float64: 1}
 
 
@@ -68,8 +72,9 @@ def key_bias_attention(
     Returns:
         (B, H, M, D) in the dtype of q.
     """
-    if form not in ('auto', 'mask', 'channels'):
+    if form not in FORMS:
         raise ValueError(f"form={form!r} must be 'auto', 'mask' or 'channels'")
+    form = _FORM if form == 'auto' else form
     if bias is None and keep is not None:
         bias = torch.zeros_like(keep, dtype=torch.float32 if q.dtype.itemsize < 4 else q.dtype)
     if bias is not None:
@@ -83,6 +88,22 @@ def key_bias_attention(
         mask = mask.to(q.dtype)  # the CPU kernels alone take an fp32 mask beside half-precision q
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout_p, scale=scale)
+
+
+@contextmanager
+def use_form(form: str) -> Iterator[None]:
+    """What ``form='auto'`` of ``key_bias_attention`` means meanwhile, in this process.
+
+    As ``timm.layers.set_fused_attn``: for counting, tracing and comparing the forms.
+    """
+    global _FORM
+    if form not in FORMS:
+        raise ValueError(f"form={form!r} must be 'auto', 'mask' or 'channels'")
+    before, _FORM = _FORM, form
+    try:
+        yield
+    finally:
+        _FORM = before
 
 
 def _centered(bias: Tensor, keep: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mmext.ops.precision import no_autocast
-from mmext.ops.soft_threshold import soft_threshold
+from mmext.ops.thresholding import soft_threshold
 
 PI_EPS = 1e-8  # official ToST: Pi / (Pi.sum + 1e-8)
 NORM_EPS = 1e-12  # torch.nn.functional.normalize

@@ -48,7 +48,7 @@ def test_timm_deit_equals_formula(shape, fused):
     for block in model.blocks:
         block.attn.fused_attn = fused
     count = count_flops(model, torch.rand(1, 3, *shape))
-    assert count.total == 2 * flops.vit_macs(shape, *flops.VIT_ARCHS['deit-tiny'])
+    assert count.total == 2 * flops.vit_macs(shape, *flops.vit_size('deit-tiny'))
     assert count.by_module[''] == count.total
     n = count.by_module['blocks.3.attn'] // 2
     tokens = shape[0] * shape[1] // 256 + 1

@@ -17,7 +17,7 @@ CLASSIFICATION = {
 
 @pytest.mark.parametrize('arch', CLASSIFICATION)
 def test_classification_table(arch):
-    size = flops.VIT_ARCHS[arch]
+    size = flops.vit_size(arch)
     small, large = (224, 224), (1024, 1024)
     got = [
         vit_macs(small, *size),
@@ -32,7 +32,7 @@ def test_classification_table(arch):
 
 
 def test_published_detector_numbers():
-    size = flops.VIT_ARCHS['deit-small']
+    size = flops.vit_size('deit-small')
     dense = flops.vitdet_macs((1024, 1024), *size)
     pruned = flops.vitdet_macs((1024, 1024), *size, keep_ratio=(.9, .1))
     assert round(gflops(dense['backbone']), 2) == 485.60

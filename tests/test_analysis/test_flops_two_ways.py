@@ -5,10 +5,12 @@ import importlib
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from mmext.analysis import flop_formulas as flops
-from mmext.analysis.flop_counter import count_flops, drop_values
+from mmext.analysis.flop_counter import _handlers, count_flops, drop_values
 from mmext.models import BiasPrunedViT
+from mmext.ops.key_bias_attention import key_bias_attention, use_form
 
 
 def build(**kwargs):
@@ -36,14 +38,14 @@ def test_counter_equals_formula(options, formula, shape, math):
             count = count_flops(model, x)
     else:
         count = count_flops(model, x)
-    expected = 2 * flops.vit_macs(shape, *flops.VIT_ARCHS['deit-tiny'], num_classes=0, **formula)
+    expected = 2 * flops.vit_macs(shape, *flops.vit_size('deit-tiny'), num_classes=0, **formula)
     assert count.total == expected
 
 
 def test_gather_before_projection():
     model = build(keep_ratio=(.9, .1))
     model.set_gather('before')
-    expected = flops.vit_macs((224, 224), *flops.VIT_ARCHS['deit-tiny'], keep_ratio=(.9, .1),
+    expected = flops.vit_macs((224, 224), *flops.vit_size('deit-tiny'), keep_ratio=(.9, .1),
                               gather_first=True, num_classes=0)
     assert count_flops(model, torch.rand(1, 3, 224, 224)).total == 2 * expected
 
@@ -61,20 +63,19 @@ def test_counter_sees_the_live_ratio():
     assert count_flops(model, x).total == dense.total
 
 
-def test_bias_in_extra_channels_is_not_work(monkeypatch):
+def test_bias_in_extra_channels_is_not_work():
     """Where the bias rides in widened heads (flash kernels), the method's work is counted."""
-    module = importlib.import_module('mmext.ops.key_bias_attention')
-    monkeypatch.setattr(module, '_prefers_channels', lambda q, bias: True)
     model, x = build(arch='tiny-test'), torch.rand(1, 3, 64, 64)
     expected = flops.vit_macs((64, 64), 32, 2, 2, key_bias=True, num_classes=0)
-    assert count_flops(model, x).total == 2 * expected
-    q = torch.rand(1, 2, 17, 16)
-    widened = count_flops(module.channel_bias_attention, q, q, q, torch.zeros(1, 2, 17))
-    assert widened.total == 2 * 2 * 17 * 17 * (24 + 24)  # what would have been counted
-    assert module._prefers_channels(q, q), 'counting must leave the choice as it was'
+    q, bias = torch.rand(1, 2, 17, 16), torch.rand(1, 2, 17)
+    with use_form('channels'):
+        assert count_flops(model, x).total == 2 * expected
+        with FlopCounterMode(display=False, custom_mapping=_handlers()) as counter:
+            key_bias_attention(q, q, q, bias)  # counting must leave the choice as it was
+    assert counter.get_total_flops() == 2 * 2 * 17 * 17 * (24 + 24)  # what else had been counted
 
 
-@pytest.mark.parametrize('arch', flops.VIT_ARCHS)
+@pytest.mark.parametrize('arch', ['deit-tiny', 'deit-small', 'deit-base', 'vit-large'])
 def test_large_images_from_shapes_alone(arch, monkeypatch):
     for module, name in (('mmext.models.backbones.bias_pruned_vit', 'trunc_normal_'),
                          ('mmext.layers.biased_attention', 'trunc_normal_'),
@@ -85,6 +86,6 @@ def test_large_images_from_shapes_alone(arch, monkeypatch):
         for keep in (None, (.9, .1), (.9, .5)):
             model.set_keep_ratio(keep)
             count = count_flops(model, torch.rand(1, 3, 1024, 1024))
-            expected = flops.vit_macs((1024, 1024), *flops.VIT_ARCHS[arch], key_bias=True,
+            expected = flops.vit_macs((1024, 1024), *flops.vit_size(arch), key_bias=True,
                                       keep_ratio=keep, num_classes=0)
             assert count.total == 2 * expected

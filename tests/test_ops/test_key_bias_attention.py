@@ -15,7 +15,7 @@ from mmext.ops import (
     reference_key_bias_attention,
     top_k_columns,
 )
-from mmext.ops.key_bias_attention import _split
+from mmext.ops.key_bias_attention import _split, use_form
 
 
 def make(batch, heads, n, width, dtype=torch.float64, bias='random', seed=0):
@@ -77,6 +77,28 @@ def test_masked_equals_gathered_in_fp32(form):
         heads_first(t)[0], *gather_kv(t, index), b.gather(-1, index), form=form), qkv, b)
     for got, want in zip(gathered, masked, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_auto_can_be_told_which_form():
+    """The head that scaled_dot_product_attention is handed is wider in one form only."""
+    qkv, b = make(1, 2, 20, 8, torch.float32)
+    qkv, b = qkv.detach(), b.detach()
+
+    def widths():
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            key_bias_attention(*heads_first(qkv), b)
+        return {event.input_shapes[0][-1] for event in profiler.events()
+                if event.name == 'aten::scaled_dot_product_attention'}
+
+    assert widths() == {8}
+    with use_form('channels'):
+        assert widths() == {16}
+        with use_form('mask'):
+            assert widths() == {8}
+        assert widths() == {16}
+    assert widths() == {8}
+    with pytest.raises(ValueError, match="form='fused'"), use_form('fused'):
+        pass
 
 
 def test_dropped_columns_get_no_gradient():

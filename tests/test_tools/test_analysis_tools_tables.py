@@ -128,7 +128,9 @@ def test_browse_and_confusion_matrix_of_a_classifier(tool, tmp_path):
 
     import torch
     from mmengine.config import Config
-    model = tool('get_flops').build_model(Config.fromfile(config))
+
+    from mmext.cli.launch import build_model
+    model = build_model(Config.fromfile(config))
     torch.save({'state_dict': model.state_dict()}, tmp_path / 'model.pth')
     shown = tmp_path / 'matrix.png'
     # mmpretrain's tool trains nothing, but its Runner wants both or none of these

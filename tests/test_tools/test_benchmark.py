@@ -6,6 +6,8 @@ import json
 import pytest
 import torch
 
+from mmext.cli import benchmark
+
 
 @pytest.fixture(scope='module')
 def tool(root_dir):
@@ -20,12 +22,12 @@ SMALL = ['--dim', '32', '--heads', '2', '--repeat', '2', '--warmup', '0', '--dev
 
 
 def run(tool, *args):
-    return tool.run(tool.parse_args([str(arg) for arg in args]))
+    return benchmark.run(tool.parse_args([str(arg) for arg in args]))
 
 
 def test_layers_over_tokens(tool, tmp_path, capsys):
     out, image = tmp_path / 'a' / 'out.json', tmp_path / 'a' / 'out.png'
-    run(tool, 'layer', '--tokens', 64, 257, '--backend', 'fused', 'math', '--keep', 0.5,
+    run(tool, 'layer', '--tokens', 64, 257, '--backend', 'fused', 'math', '--keep-ratio', 0.5,
         '--json', out, '--plot', image, *SMALL)
     result = json.loads(out.read_text())
     assert [t['extent'] for t in result['tables']] == [64, 257]
@@ -45,7 +47,7 @@ def test_layers_over_tokens(tool, tmp_path, capsys):
 
 
 def test_training_reports_saved_bytes(tool):
-    result = run(tool, 'layer', '--tokens', 64, '--train', '--keep', 0.5, *SMALL)
+    result = run(tool, 'layer', '--tokens', 64, '--train', '--keep-ratio', 0.5, *SMALL)
     rows = result['tables'][0]['rows']
     assert {'pruned 0.5 gather', 'pruned 0.5 mask'} <= set(rows)
     saved = {name: row['fused']['saved_mib'] for name, row in rows.items()}
@@ -56,8 +58,8 @@ def test_training_reports_saved_bytes(tool):
 @pytest.mark.parametrize('train', [[], ['--train']])
 @pytest.mark.parametrize('dtype', ['fp32', 'bf16'])
 def test_operators(tool, train, dtype):
-    result = run(tool, 'operator', '--tokens', 64, '--batch', 2, '--dtype', dtype, '--keep', 0.25,
-                 '--no-memory', *train, *SMALL)
+    result = run(tool, 'operator', '--tokens', 64, '--batch-size', 2, '--dtype', dtype,
+                 '--keep-ratio', 0.25, '--no-memory', *train, *SMALL)
     table = result['tables'][0]
     assert table['batch'] == 2 and table['dtype'] == dtype
     assert set(table['rows']) == {'plain', 'bias', 'pruned 0.25', 'tssa', 'dmsa'}
@@ -70,40 +72,43 @@ def test_only_names_what_is_compared(tool):
 
 
 def test_backbones(tool):
-    result = run(tool, 'backbone', '--arch', 'deit-tiny', '--size', 64, '--no-memory',
-                 '--only', 'pruned 0.9-0.1', 'dmst', *SMALL)
-    assert set(result['tables'][0]['rows']) == {'plain', 'pruned 0.9-0.1', 'dmst'}
+    result = run(tool, 'backbone', '--arch', 'deit-tiny', '--shape', 64, 96, '--no-memory',
+                 '--only', 'pruned 0.9,0.1', 'dmst', *SMALL)
+    assert set(result['tables'][0]['rows']) == {'plain', 'pruned 0.9,0.1', 'dmst'}
+    assert list(result['tables'][0]['extent']) == [64, 96]
+    assert result['settings']['keep_ratio'] == ['0.9,0.1']
 
 
 def test_detector(tool, root_dir):
     config = root_dir / 'configs/vitdet/mask-rcnn_deit-ti_sfp_lsj-100e_coco.py'
-    args = tool.parse_args(['detector', '--config', str(config), '--size', '64', *SMALL])
-    args.detectors = tool.detectors(args)
-    assert set(args.detectors) == {'plain', 'bias', 'pruned 0.9-0.1'}
-    model = args.detectors['pruned 0.9-0.1'].eval()
+    args = tool.parse_args(['detector', '--config', str(config), '--shape', '64', *SMALL])
+    args.detectors = benchmark.detectors(args)
+    assert set(args.detectors) == {'plain', 'bias', 'pruned 0.9,0.1'}
+    model = args.detectors['pruned 0.9,0.1'].eval()
     assert model.backbone.blocks[11].attn.rule_val.ratio == pytest.approx(0.1)
     assert args.detectors['plain'].backbone.blocks[0].attn.key_bias is None
     with torch.no_grad():
-        out = tool.detect(model, torch.rand(1, 3, 64, 64), proposals=7, boxes=3)
+        out = benchmark.detect(model, torch.rand(1, 3, 64, 64), proposals=7, boxes=3)
     assert out['mask_preds'].shape == (3, 80, 28, 28)
 
 
 @pytest.mark.parametrize('dtype', ['fp32', 'bf16'])
 @pytest.mark.parametrize('level, keep', [
-    ('operator', '0.5'), ('layer', '0.5'), ('backbone', '0.9-0.1')])
+    ('operator', '0.5'), ('layer', '0.5'), ('backbone', '0.9,0.1')])
 def test_the_baseline_is_fused_attention_in_the_same_precision(tool, level, keep, dtype):
     """Kernels that really run, as the profiler sees them: one process, one dtype, one input."""
-    args = tool.parse_args([level, '--arch', 'deit-tiny', '--keep', keep, *SMALL])
-    functions, tensors = tool.candidates(args, 1, 64, tool.DTYPES[dtype])
+    args = tool.parse_args([level, '--arch', 'deit-tiny', '--keep-ratio', keep, *SMALL])
+    extent = (64, 64) if level == 'backbone' else 64
+    functions, tensors = benchmark.candidates(args, 1, extent, benchmark.DTYPES[dtype])
     assert tensors.keys() <= functions.keys() and len({id(t[0]) for t in tensors.values()}) <= 1
     for name in ('plain', 'bias', f'pruned {keep}'):
-        assert {t.dtype for t in tensors.get(name, [])} <= {tool.DTYPES[dtype]}
+        assert {t.dtype for t in tensors.get(name, [])} <= {benchmark.DTYPES[dtype]}
         kernels = {}
         for backend in ('fused', 'math'):
-            with tool.timing.attention_backend(backend), torch.profiler.profile() as profiler:
+            with benchmark.timing.attention_backend(backend), torch.profiler.profile() as profiler:
                 out = functions[name]()
             out = out[0] if isinstance(out, tuple) else out
-            assert out.dtype == tool.DTYPES[dtype]
+            assert out.dtype == benchmark.DTYPES[dtype]
             kernels[backend] = {event.name for event in profiler.events()}
         fused = 'aten::_scaled_dot_product_flash_attention_for_cpu'
         assert fused in kernels['fused'] and fused not in kernels['math']
@@ -118,26 +123,29 @@ def test_math_backend_is_left_out_where_it_does_not_fit(tool, capsys):
     assert '--math-limit' in capsys.readouterr().err
 
 
-def test_naive_tssa_is_the_same_operator(tool):
+def test_naive_tssa_is_the_same_operator():
     from mmext.layers import TSSA
     torch.manual_seed(0)
-    naive, layer = tool.NaiveTSSA(24, 3).double(), TSSA(24, 3).double()
+    naive, layer = benchmark.NaiveTSSA(24, 3).double(), TSSA(24, 3).double()
     layer.load_state_dict(naive.state_dict())
     x = torch.randn(2, 17, 24, dtype=torch.float64)
     torch.testing.assert_close(naive(x), layer(x))
 
 
 @pytest.mark.parametrize('tokens,grid', [(16, (4, 4)), (17, (4, 4)), (12, (1, 12))])
-def test_grid(tool, tokens, grid):
-    assert tool.grid_of(tokens) == grid
+def test_grid(tokens, grid):
+    assert benchmark.grid_of(tokens) == grid
 
 
 @pytest.mark.parametrize('args,message', [
-    (['layer', '--keep', '1.5'], '1.5'), (['layer', '--keep', 'x'], 'ratio'),
-    (['layer', '--keep', '0.9-0.1'], 'schedule'), (['detector'], '--config'),
+    (['layer', '--keep-ratio', '1.5'], '1.5'), (['layer', '--keep-ratio', 'x'], 'ratio'),
+    (['layer', '--keep-ratio', '0.9,0.1'], 'schedule'), (['detector'], '--config'),
     (['layer', '--dim', '30', '--heads', '4'], 'multiple'), (['layer', '--repeat', '0'], 'repeat'),
-    (['layer', '--heads', '0'], '--heads 0'), (['layer', '--tokens', '64', '0'], '--tokens'),
-    (['layer', '--threads', '0'], '--threads'), (['layer', '--json', '/'], 'is a folder'),
+    (['layer', '--heads', '0'], '--heads'), (['layer', '--tokens', '64', '0'], '--tokens'),
+    (['layer', '--threads', '0'], '--threads'), (['layer', '--shape', '1', '2', '3'], 'one or two'),
+    (['layer', '--keep-ratio', 'none'], 'dense'), (['backbone', '--plot', 'a.png'], '--plot'),
+    (['layer', '--keep', '.5'], 'unrecognized'), (['layer', '--batch', '2'], 'unrecognized'),
+    (['layer', '--json', '/'], 'is a folder'),
 ])
 def test_bad_arguments(tool, capsys, args, message):
     with pytest.raises(SystemExit):

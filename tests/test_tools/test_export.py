@@ -9,6 +9,8 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mmext.cli import export as library
+
 CLASSIFIER = """
 default_scope = 'mmpretrain'
 model = dict(
@@ -85,8 +87,8 @@ def test_onnx_file_by_itself(export, pruned, tmp_path):
     out = tmp_path / 'model.onnx'
     args = export.parse_args([str(pruned), '--out', str(out)])
     torch.manual_seed(0)
-    part, size = export.build_part(args)
-    export.export(part, size, 'onnx', str(out))
+    part, size = library.build_part(args)
+    library.write(part, size, 'onnx', str(out))
     graph = onnx.load(out)
     onnx.checker.check_model(graph)
     assert max(opset.version for opset in graph.opset_import if not opset.domain) >= 17
@@ -112,12 +114,13 @@ def test_export_says_what_is_wrong(export, pruned, tmp_path, capsys):
     for args, message in (
             ([detector, *fmt], 'depends on the image'), ([pruned, *fmt, '--neck'], 'no neck'),
             ([pruned, other, *fmt], 'does not fit the config'),
-            ([pruned, *fmt, '--keep-ratio', 'half'], "takes 'none' or numbers")):
-        with pytest.raises(SystemExit, match=message):
+            ([pruned, tmp_path / 'none.pth', *fmt], 'none.pth')):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
             export.main(list(map(str, args)))
     for args, message in (
             (['--out', 'a.pt'], 'must end in .onnx'),
             (['--out', 'a.onnx', '--opset', '9'], 'opset'),
+            (['--out', 'a.onnx', '--keep-ratio', 'half'], "'half' is no keep ratio"),
             (['--out', 'a.onnx', '--shape', '1', '2', '3'], '--shape')):
         with pytest.raises(SystemExit):
             export.main([str(pruned), *args])
@@ -166,7 +169,7 @@ def test_published_checkpoint(root_dir, training_checkpoint, pruned, tmp_path, e
         k: v.tolist() for k, v in trained['state_dict'].items()}
     args = export.parse_args([str(pruned), str(final), '--format', 'torch_export',
                               '--out', str(tmp_path / 'a.pt2')])
-    part, _ = export.build_part(args)
+    part, _ = library.build_part(args)
     torch.testing.assert_close(part.head.fc.weight, weights['head.fc.weight'])
 
     # the published weights are the moving average, --raw gives what the optimizer left

@@ -77,8 +77,6 @@ def test_amp_replaces_no_other_wrapper(command, configs, tmp_path, wrapper):
 
 
 @pytest.mark.parametrize('tool, args, message', [
-    ('analysis_tools/get_flops.py', '{digits_cls} --keep-ratio 1.5', 'keep_ratio=1.5'),
-    ('analysis_tools/get_flops.py', '{digits_cls} --keep-ratio half', "'none' or numbers"),
     ('analysis_tools/get_flops.py', '{digits_mask_rcnn} --shapes-only', 'add --backbone-only'),
     ('analysis_tools/benchmark.py', 'layer --device gpu', "device 'gpu' cannot be used"),
     ('analysis_tools/benchmark.py', 'layer --tokens 16 --only best', "--only 'best': on this"),

@@ -7,443 +7,95 @@ column. Ratios above 1 mean faster than the plain candidate of the same column.
 
 Examples:
     # one attention layer over the number of tokens, with a plot of time and memory
-    python tools/analysis_tools/benchmark.py layer --tokens 256 1024 4096 --keep 0.5 0.1 \\
+    python tools/analysis_tools/benchmark.py layer --tokens 256 1024 4096 --keep-ratio 0.5 0.1 \\
         --backend fused math --json layer.json --plot layer.png
     # forward and backward
     python tools/analysis_tools/benchmark.py layer --tokens 1024 --train
     # DeiT-S at 1024 x 1024, dense and pruned
-    python tools/analysis_tools/benchmark.py backbone --size 1024 --keep 0.9-0.1
+    python tools/analysis_tools/benchmark.py backbone --shape 1024 --keep-ratio 0.9,0.1
     # the full detector: two fixed numbers of regions, no mask pasting
-    python tools/analysis_tools/benchmark.py detector --size 1024 --keep 0.9-0.1 \\
+    python tools/analysis_tools/benchmark.py detector --shape 1024 --keep-ratio 0.9,0.1 \\
         --config configs/vitdet/mask-rcnn_deit-s_sfp_lsj-100e_coco.py
 """
 
-import argparse
-import json
-import math
-import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import timm
-import torch
-import torch.nn.functional as F
-from timm.layers import Attention
-from torch import Tensor, nn
-
-from mmext import ops
-from mmext.analysis import timing
+from mmext.cli.arguments import (
+    RATIO_HELP,
+    add_device,
+    add_keep_ratio,
+    add_shape,
+    command_line,
+    positive,
+)
 from mmext.cli.clear_errors import one_clear_error
-from mmext.layers import DMSA, MSSA, TSSA, BiasedAttention
 
-DTYPES = {'fp32': torch.float32, 'bf16': torch.bfloat16, 'fp16': torch.float16}
-TIMM = {'deit-tiny': 'deit_tiny_patch16_224', 'deit-small': 'deit_small_patch16_224',
-        'deit-base': 'deit_base_patch16_224', 'vit-large': 'vit_large_patch16_224'}
-TOST = {'deit-tiny': 'tiny', 'deit-small': 'small'}
-PLAIN = 'plain'
-LABELS = {'MHSA, math': 'MHSA, naive', 'bias': 'key bias, dense', 'tssa': 'TSSA', 'dmsa': 'DMSA',
-          'tssa naive': 'TSSA as published', 'mssa': 'MSSA'}
-
-
-class NaiveTSSA(TSSA):
-    """TSSA step by step as its public code has it (arXiv 2412.17810), every temporary kept."""
-
-    def forward(self, x: Tensor, hw=None) -> Tensor:
-        w = self.qkv(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        normed = F.normalize(w, dim=-2)
-        pi = ((normed**2).sum(-1) * self.temp).softmax(1)
-        m = ((pi / (pi.sum(-1, keepdim=True) + 1e-8)).unsqueeze(-2) @ w**2)
-        y = -(w * pi.unsqueeze(-1)) * (1 / (1 + m))
-        return self.to_out(y.transpose(1, 2).flatten(2))
-
-
-# ---- what is compared: name -> callable without arguments -------------------------------------
-
-
-def grid_of(num_tokens: int) -> tuple[int, int]:
-    """Grid of the patch tokens: a square one after at most one class token, else one row."""
-    for patches in (num_tokens, num_tokens - 1):
-        side = math.isqrt(patches)
-        if side * side == patches:
-            return side, side
-    return 1, num_tokens
-
-
-def parse_keep(text: str):
-    """'0.5' -> .5; '0.9-0.1' -> the linear schedule (.9, .1)."""
-    try:
-        values = [float(part) for part in text.split('-')]
-    except ValueError:
-        values = []
-    if len(values) not in (1, 2) or not all(0 < v <= 1 for v in values):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} must be a ratio in (0, 1], or two of them as 0.9-0.1')
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-def keep_name(keep) -> str:
-    return f'pruned {keep}' if isinstance(keep, float) else f'pruned {keep[0]}-{keep[1]}'
-
-
-def operators(args, batch: int, num_tokens: int, dtype: torch.dtype) -> dict[str, Callable]:
-    """Attention without projections, from qkv as the projection writes it."""
-    heads, width, device = args.heads, args.dim // args.heads, args.device
-    qkv = torch.randn(batch, num_tokens, 3, heads, width, device=device, dtype=dtype)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    bias = torch.randn(batch, heads, num_tokens, device=device)
-    temp = torch.ones(heads, 1, device=device)
-    if args.train:
-        qkv.requires_grad_()
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        bias.requires_grad_()
-
-    def pruned(ratio: float) -> Tensor:
-        index, _ = ops.top_k_columns(bias, ratio)
-        return ops.key_bias_attention(q, *ops.gather_kv(qkv, index), bias.gather(-1, index))
-
-    functions = {
-        PLAIN: lambda: F.scaled_dot_product_attention(q, k, v),
-        'bias': lambda: ops.key_bias_attention(q, k, v, bias),
-        **{keep_name(r): partial(pruned, r) for r in args.keep if isinstance(r, float)},
-        'tssa': lambda: ops.tssa(v, temp)[0],
-        'dmsa': lambda: ops.dmsa(v, bias)[0],
-    }
-    if not args.train:
-        return functions
-
-    def both(function):
-        qkv.grad = bias.grad = None
-        function().float().sum().backward(retain_graph=True)
-
-    return {name: partial(both, function) for name, function in functions.items()}
-
-
-def layers(args, batch: int, num_tokens: int, dtype: torch.dtype) -> dict[str, nn.Module]:
-    dim, heads = args.dim, args.heads
-    prune = {}
-    for keep in args.keep:
-        if not isinstance(keep, float):
-            continue
-        for mode in (('gather', 'mask') if args.train else ('gather',)):
-            name = keep_name(keep) + (f' {mode}' if args.train else '')
-            prune[name] = BiasedAttention(
-                dim, heads, qkv_bias=True, keep_ratio=keep, train_mode=mode, gather=args.gather)
-    return {
-        PLAIN: Attention(dim, heads, qkv_bias=True),
-        'bias': BiasedAttention(dim, heads, qkv_bias=True),
-        **prune,
-        'tssa naive': NaiveTSSA(dim, heads),
-        'tssa': TSSA(dim, heads),
-        'dmsa': DMSA(dim, heads),
-        'mssa': MSSA(dim, heads),
-    }
-
-
-def backbones(args, size: int) -> dict[str, nn.Module]:
-    """Dense features of an image, without class token; needs mmengine."""
-    from mmext.models import DMST, BiasPrunedViT
-    plain = timm.create_model(
-        TIMM[args.arch], img_size=size, num_classes=0, class_token=False, global_pool='',
-        dynamic_img_size=False)
-    ours = partial(BiasPrunedViT, args.arch, img_size=size, with_cls_token=False,
-                   out_type='featmap', gather=args.gather)
-    found = {PLAIN: plain, 'bias': ours()}
-    for keep in args.keep:
-        for mode in (('gather', 'mask') if args.train else ('gather',)):
-            name = keep_name(keep) + (f' {mode}' if args.train else '')
-            found[name] = ours(keep_ratio=keep, train_mode=mode)
-    if args.arch in TOST:
-        found['tost'] = DMST(TOST[args.arch], attn='tssa', out_type='featmap')
-        found['dmst'] = DMST(TOST[args.arch], out_type='featmap')
-    return found
-
-
-def detectors(args) -> dict[str, nn.Module]:
-    import mmext.registry  # noqa: F401  (prepares mmdet)
-    from mmext.cli.launch import build_model, load_config
-    found = {}
-    variants = {PLAIN: dict(key_bias=False, keep_ratio=None), 'bias': dict(key_bias=True,
-                                                                          keep_ratio=None)}
-    variants.update({keep_name(k): dict(key_bias=True, keep_ratio=k) for k in args.keep})
-    for name, options in variants.items():
-        options = {f'model.backbone.{key}': value for key, value in options.items()}
-        cfg = load_config(
-            args.config, {**options, 'model.backbone.gather': args.gather}, None, 'none')
-        found[name] = build_model(cfg)
-    return found
-
-
-def detect(model: nn.Module, image: Tensor, proposals: int = 1000, boxes: int = 100) -> object:
-    """All parts of a two-stage detector with proposals' NMS, on fixed numbers of regions.
-
-    Random weights find no objects, hence the fixed numbers; pasting masks into the image and
-    the last NMS are left out.
-    """
-    from mmdet.structures import DetDataSample
-
-    from mmext.analysis.flop_counter import spread_boxes
-    shape = tuple(image.shape[-2:])
-    sample = DetDataSample(metainfo=dict(
-        img_shape=shape, ori_shape=shape, batch_input_shape=shape, pad_shape=shape,
-        scale_factor=(1., 1.)))
-    features = model.extract_feat(image)
-    model.rpn_head.predict(features, [sample] * len(image), rescale=False)
-    roi = model.roi_head
-    found = roi._bbox_forward(features, spread_boxes(proposals, shape, features[0]))
-    if roi.with_mask:
-        return roi._mask_forward(features, spread_boxes(boxes, shape, features[0]))
-    return found
-
-
-# ---- measuring ---------------------------------------------------------------------------------
-
-
-def candidates(args, batch: int, extent: int, dtype: torch.dtype
-               ) -> tuple[dict[str, Callable], dict[str, list[Tensor]]]:
-    """Callables of one table, and the tensors that exist anyway (not saved for backward)."""
-    if args.level == 'operator':
-        return only(args, operators(args, batch, extent, dtype)), {}
-    if args.level == 'layer':
-        modules = layers(args, batch, extent, dtype)
-        x = torch.randn(batch, extent, args.dim, device=args.device, dtype=dtype)
-        hw = grid_of(extent)
-        call = {name: (lambda m: lambda x: m(x) if isinstance(m, Attention) else m(x, hw))(module)
-                for name, module in modules.items()}
-    else:
-        modules = backbones(args, extent) if args.level == 'backbone' else args.detectors
-        x = torch.randn(batch, 3, extent, extent, device=args.device, dtype=dtype)
-        call = {name: partial(detect, module) if args.level == 'detector' else module
-                for name, module in modules.items()}
-    x.requires_grad_(args.train)
-    functions, ignored = {}, {}
-    for name, function in only(args, call).items():
-        module = modules[name].to(args.device, dtype).train(args.train)
-        if args.compile:
-            module.compile(dynamic=False)
-        ignored[name] = [x, *module.parameters()]
-        functions[name] = partial(step if args.train else inference, module, function, x)
-    return functions, ignored
-
-
-def only(args, call: dict[str, Callable]) -> dict[str, Callable]:
-    """Those that --only names, and the baseline."""
-    unknown = [name for name in args.only or () if name not in call]
-    if unknown:
-        raise ValueError(f'--only {", ".join(map(repr, unknown))}: on this table are '
-                         f'{", ".join(map(repr, call))}')
-    return {name: f for name, f in call.items() if not args.only or name in (*args.only, PLAIN)}
-
-
-def inference(module: nn.Module, function: Callable, x: Tensor) -> object:
-    with torch.inference_mode():
-        return function(x)
-
-
-def step(module: nn.Module, function: Callable, x: Tensor) -> None:
-    module.zero_grad(set_to_none=True)
-    x.grad = None
-    out = function(x)
-    out = out[-1] if isinstance(out, tuple) else out
-    out.float().sum().backward()
-
-
-def logits_gib(args, batch: int, extent: int, dtype: torch.dtype) -> float:
-    """Size of one layer's N x N matrices, what the math backend needs at least."""
-    n = extent if args.level in ('operator', 'layer') else (extent // 16) ** 2
-    heads = args.heads
-    if args.level == 'backbone':
-        heads = timm.create_model(TIMM[args.arch], pretrained=False).blocks[0].attn.num_heads
-    return batch * heads * n * n * max(dtype.itemsize, 4) / 2**30
-
-
-def measure(args, batch: int, extent: int, dtype_name: str, progress) -> dict:
-    """One table: candidate -> backend -> numbers."""
-    dtype = DTYPES[dtype_name]
-    torch.manual_seed(0)
-    functions, ignored = candidates(args, batch, extent, dtype)
-    rows = {name: {} for name in functions}
-    for backend in args.backend:
-        if backend == 'math' and logits_gib(args, batch, extent, dtype) > args.math_limit:
-            progress.write(f'math backend left out at {extent}: its matrices exceed '
-                           f'{args.math_limit} GiB (--math-limit)')
-            continue
-        with timing.attention_backend(backend):
-            times = timing.time_alternating(
-                functions, args.device, args.warmup, args.repeat, progress.update)
-            for name, value in times.items():
-                rows[name][backend] = {
-                    'ms': 1e3 * value.median,
-                    'ms_p10': 1e3 * value.low,
-                    'ms_p90': 1e3 * value.high,
-                    'speedup': times[PLAIN].median / value.median,
-                }
-                if not args.no_memory:
-                    rows[name][backend]['peak_mib'] = (
-                        timing.peak_bytes(functions[name], args.device) / 2**20)
-                if args.train and ignored and not args.no_memory and not args.compile:
-                    rows[name][backend]['saved_mib'] = timing.saved_bytes(
-                        functions[name], ignored[name]) / 2**20
-    return {'batch': batch, 'extent': extent, 'dtype': dtype_name, 'rows': rows}
-
-
-def print_table(args, table: dict) -> None:
-    what = 'N' if args.level in ('operator', 'layer') else 'image side'
-    print(f"\n{args.level}, {what} {table['extent']}, batch {table['batch']}, {table['dtype']}, "
-          f"{'forward + backward' if args.train else 'forward'}"
-          f"{', compiled' if args.compile else ''}")
-    backends = [b for b in args.backend if any(b in row for row in table['rows'].values())]
-    head = ''.join(f'{b + " ms":>12}{"p10 - p90":>20}{"x":>7}' for b in backends)
-    print(f"{'':<26}{head}{'peak MiB':>10}{'saved MiB':>11}")
-    for name, row in table['rows'].items():
-        line = f'{name:<26}'
-        for b in backends:
-            cell = row.get(b)
-            spread = f"{cell['ms_p10']:.2f} - {cell['ms_p90']:.2f}"
-            line += f"{cell['ms']:12.2f}{spread:>20}{cell['speedup']:7.2f}"
-        first = row.get(backends[0], {})
-        for key, width in (('peak_mib', 10), ('saved_mib', 11)):
-            line += f"{first[key]:{width}.1f}" if key in first else f"{'-':>{width}}"
-        print(line)
-
-
-def plot(args, tables: list[dict], path: str) -> None:
-    """Time and peak memory over the extent, one line per candidate, for the first batch, dtype."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    first = tables[0]
-    tables = [t for t in tables if (t['batch'], t['dtype']) == (first['batch'], first['dtype'])]
-    lines = {}
-    for table in tables:
-        for name, row in table['rows'].items():
-            for backend, cell in row.items():
-                if backend == 'math' and name != PLAIN:
-                    continue
-                label = f'MHSA, {backend}' if name == PLAIN else name
-                lines.setdefault(label, []).append(
-                    (table['extent'], cell['ms'], cell.get('peak_mib')))
-    figure = Figure(figsize=(11, 4.5), layout='constrained')
-    for axis, column, label in zip(figure.subplots(1, 2), (1, 2), ('time, ms', 'peak memory, MiB'),
-                                   strict=True):
-        for name, points in lines.items():
-            drawn = [(p[0], p[column]) for p in points if p[column]]
-            if drawn:
-                # lines that lie on another one: dashed, so that both are seen
-                style = '--' if name in ('bias', 'tssa') else '-'
-                axis.plot(*zip(*drawn, strict=True), style, marker='o', markersize=4,
-                          label=LABELS.get(name, name))
-        axis.set(xscale='log', yscale='log', ylabel=label, xlabel=(
-            'tokens N' if args.level in ('operator', 'layer') else 'image side'))
-        axis.grid(alpha=.3, which='both')
-    figure.axes[0].legend(fontsize=8)
-    figure.suptitle(f"One {args.level}, batch {first['batch']}, {first['dtype']}; "
-                    f"{timing.environment(args.device)['hardware']}", fontsize=9)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=130)
-
-
-# ---- command line ------------------------------------------------------------------------------
+ARCHS = ('deit-base', 'deit-small', 'deit-tiny', 'vit-large')
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument('level', choices=['operator', 'layer', 'backbone', 'detector'])
-    parser.add_argument('--tokens', type=int, nargs='+', default=[1024, 4096],
+    parser.add_argument('--tokens', type=positive, nargs='+', default=[1024, 4096],
                         help='N of operators and layers')
-    parser.add_argument('--size', type=int, nargs='+', default=[1024],
-                        help='image side of backbones and detectors')
-    parser.add_argument('--batch', type=int, nargs='+', default=[1])
-    parser.add_argument('--dim', type=int, default=384)
-    parser.add_argument('--heads', type=int, default=6)
-    parser.add_argument('--arch', choices=sorted(TIMM), default='deit-small')
+    add_shape(parser, (1024, 1024), 'image of backbones and detectors')
+    parser.add_argument('--batch-size', type=positive, nargs='+', default=[1])
+    parser.add_argument('--dim', type=positive, default=384)
+    parser.add_argument('--heads', type=positive, default=6)
+    parser.add_argument('--arch', choices=ARCHS, default='deit-small')
     parser.add_argument('--config', help='config of the detector')
-    parser.add_argument('--keep', type=parse_keep, nargs='+', default=None, metavar='R',
-                        help='keep ratios: 0.5, or 0.9-0.1 for a schedule over depth (default: '
-                        '0.5 0.3 0.1; backbones and detectors 0.9-0.1)')
+    add_keep_ratio(parser, several=True, default=None, help=RATIO_HELP +
+                   ' (default: 0.5 0.3 0.1; backbones and detectors 0.9,0.1)')
     parser.add_argument('--gather', choices=['auto', 'after', 'before'], default='auto',
                         help='gather kept columns after or before their projection')
     parser.add_argument('--only', nargs='+', metavar='NAME', help='of the names on the table')
-    parser.add_argument('--dtype', nargs='+', choices=list(DTYPES), default=['fp32'])
+    parser.add_argument('--dtype', nargs='+', choices=['fp32', 'bf16', 'fp16'], default=['fp32'])
     parser.add_argument('--backend', nargs='+', choices=['fused', 'math'], default=['fused'])
     parser.add_argument('--math-limit', type=float, default=2.0, metavar='GIB',
                         help='leave the math backend out where one N x N matrix is larger')
     parser.add_argument('--train', action='store_true', help='forward and backward')
     parser.add_argument('--compile', action='store_true', help='torch.compile')
     parser.add_argument('--warmup', type=int, default=3)
-    parser.add_argument('--repeat', type=int, default=10)
+    parser.add_argument('--repeat', type=positive, default=10)
     parser.add_argument('--no-memory', action='store_true')
-    parser.add_argument('--threads', type=int, help='CPU threads')
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--threads', type=positive, help='CPU threads')
+    add_device(parser)
     parser.add_argument('--json', metavar='OUT')
-    parser.add_argument('--plot', metavar='PNG')
+    parser.add_argument('--plot', metavar='PNG', help='of operators and layers over --tokens')
     args = parser.parse_args(argv)
     whole = args.level in ('backbone', 'detector')
-    if args.keep is None:
-        args.keep = [(0.9, 0.1)] if whole else [0.5, 0.3, 0.1]
-    if not whole and any(not isinstance(keep, float) for keep in args.keep):
-        parser.error('a schedule such as 0.9-0.1 needs several layers; give ratios to '
-                     f'{args.level}')
+    if args.keep_ratio is None:
+        args.keep_ratio = [(0.9, 0.1)] if whole else [0.5, 0.3, 0.1]
+    if None in args.keep_ratio:
+        parser.error('--keep-ratio none: the dense form is on every table anyway')
+    if not whole and any(not isinstance(keep, float) for keep in args.keep_ratio):
+        parser.error('--keep-ratio: a schedule such as 0.9,0.1 needs several layers; give ratios '
+                     f'to {args.level}')
+    if whole and args.plot:
+        parser.error('--plot draws over --tokens, which only operators and layers have')
     if args.level == 'detector' and not args.config:
         parser.error('detector needs --config')
     if args.level == 'detector' and (args.train or args.compile):
         parser.error('detector is measured in inference, eager')
     if args.level == 'operator' and args.compile:
         parser.error('operators are measured eager; --compile is for layers and backbones')
-    if min(args.dim, args.heads) < 1 or args.dim % args.heads:
+    if args.dim % args.heads:
         parser.error(f'--dim {args.dim} must be a multiple of --heads {args.heads}')
-    if args.repeat < 1 or args.warmup < 0:
-        parser.error('--repeat must be at least 1 and --warmup at least 0')
-    for name in ('tokens', 'size', 'batch', 'threads'):
-        value = getattr(args, name)
-        if value is not None and min(value if isinstance(value, list) else [value]) < 1:
-            parser.error(f'--{name} must be at least 1, got {value}')
+    if args.warmup < 0:
+        parser.error(f'--warmup {args.warmup} must be at least 0')
     for name in ('json', 'plot'):
         if getattr(args, name) and Path(getattr(args, name)).is_dir():
             parser.error(f'--{name} {getattr(args, name)} is a folder, give a file')
     return args
 
 
-class Progress:
-    """A bar on a terminal, nothing in a log file."""
-
-    def __init__(self, total: int):
-        from tqdm import tqdm
-        self.bar = tqdm(total=total, disable=not sys.stderr.isatty(), leave=False)
-
-    def update(self) -> None:
-        self.bar.update(1)
-
-    def write(self, text: str) -> None:
-        self.bar.write(text, file=sys.stderr)
-
-
-def run(args) -> dict:
-    timing.check_device(args.device)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    if args.level == 'detector':
-        args.detectors = detectors(args)
-    extents = args.size if args.level in ('backbone', 'detector') else args.tokens
-    jobs = [(b, e, d) for d in args.dtype for b in args.batch for e in extents]
-    environment = timing.environment(args.device)
-    print(' | '.join(environment.values()))
-    progress = Progress(len(jobs) * len(args.backend) * (args.warmup + args.repeat))
-    tables = []
-    for job in jobs:
-        tables.append(measure(args, *job, progress))
-        print_table(args, tables[-1])
-    progress.bar.close()
-    settings = {key: value for key, value in vars(args).items() if key != 'detectors'}
-    result = {'environment': environment, 'settings': settings, 'tables': tables}
-    if args.json:
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.json).write_text(json.dumps(result, indent=1) + '\n')
-    if args.plot:
-        plot(args, tables, args.plot)
-    return result
+def main(argv=None):
+    args = parse_args(argv)
+    # after parsing, so that --help and typing errors answer at once
+    from mmext.cli.benchmark import run
+    run(args)
 
 
 if __name__ == '__main__':
     with one_clear_error():
-        run(parse_args())
+        main()

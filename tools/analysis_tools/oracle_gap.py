@@ -9,69 +9,18 @@ Example:
     python tools/analysis_tools/oracle_gap.py CONFIG CKPT --images photos --json
 """
 
-from mmext.analysis.attention import column_mean, oracle_gap, retained_mass
-from mmext.analysis.drawing import Line, Panel, line_panels
-from mmext.analysis.intermediates import analyzed_layers
-from mmext.cli.analysis import (
-    chosen_heads,
-    collect,
-    make_dense,
-    mean_and_spread,
-    parser,
-    report,
-    subjects,
-    write_figure,
-)
-from mmext.cli.launch import one_clear_error
-
-KINDS = {'query': ('a set for each query', '--'), 'global': ('one set', '-'),
-         'bias': ("the bias's set", ':')}
-
-
-def measure(args, subject) -> dict:
-    """name -> mean and spread over images, (layers, ratios)."""
-    biased = getattr(subject.backbone, 'with_key_bias', False)
-
-    def numbers_of(layer):
-        attn = layer.tensors['attn'][:, chosen_heads(args, layer.tensors['attn'].shape[1])]
-        found = oracle_gap(attn, args.ratios)
-        if biased:
-            bias = layer.tensors['bias'][:, chosen_heads(args, layer.tensors['bias'].shape[1])]
-            found['bias'] = retained_mass(column_mean(attn), bias, args.ratios)
-        return found
-
-    make_dense(subject.backbone)
-    found = collect(args, subject, numbers_of, ['attn'])
-    numbers = {name: mean_and_spread(values, (1, 2)) for name, values in found.items()}
-    return {'images': found['gap'].shape[1],
-            'layers': list(analyzed_layers(subject.backbone, args.layers)),
-            'mean': {name: mean for name, (mean, _) in numbers.items()},
-            'spread': {name: spread for name, (_, spread) in numbers.items()}}
+from mmext.cli.arguments import add_keep_ratio, analysis_parser, one_ratio
+from mmext.cli.clear_errors import one_clear_error
 
 
 def main(argv=None):
-    command = parser(__doc__, num_images=50, compare=True)
-    command.add_argument('--ratios', type=float, nargs='+', default=[.9, .5, .1])
+    command = analysis_parser(__doc__, num_images=50, compare=True)
+    add_keep_ratio(command, several=True, type=one_ratio, default=[.9, .5, .1],
+                   help='r, shares of the columns (default: 0.9 0.5 0.1)')
     args = command.parse_args(argv)
-    models = subjects(args)
-    found = {subject.label: measure(args, subject) for subject in models}
-    panels, gaps = [], []
-    for m, (label, numbers) in enumerate(found.items()):
-        layers, mean, spread = numbers['layers'], numbers['mean'], numbers['spread']
-        panels.append(Panel([
-            Line(f'r = {ratio:g}, {name}', layers, mean[kind][:, i], style=style, color=i)
-            for kind, (name, style) in KINDS.items() if kind in mean
-            for i, ratio in enumerate(args.ratios)
-        ], f'Retained attention, {label}', 'share of the attention mass'))
-        gaps += [Line(f'r = {ratio:g}' + (f', {label}' if len(found) > 1 else ''), layers,
-                      mean['gap'][:, i], spread['gap'][:, i], style=('-', '--', '-.', ':')[m % 4],
-                      color=i) for i, ratio in enumerate(args.ratios)]
-    count = found[models[0].label]['images']
-    panels.append(Panel(gaps, f'Oracle gap, mean and spread over {count} images',
-                        'share of the attention mass', zero=True))
-    figure = line_panels(panels, 'block')
-    path = write_figure(args, models, figure, 'oracle_gap')
-    report(args, 'oracle_gap', models, {'ratios': args.ratios, 'models': found}, [path])
+    # after parsing, so that --help and typing errors answer at once
+    from mmext.cli.figures.oracle_gap import run
+    run(args)
 
 
 if __name__ == '__main__':

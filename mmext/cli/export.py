@@ -1,0 +1,116 @@
+"""A classifier, a backbone, or a detector's backbone and neck as a file that runs without mmext."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import mmext.registry  # noqa: F401  (prepares mmcv, mmdet and mmpretrain for this machine)
+from mmext.checkpoints.files import read_state_dict
+from mmext.cli.config_check import ConfigError
+from mmext.cli.launch import build_model, default_shape, load_config, set_keep_ratio
+
+
+class Exportable(nn.Module):
+    """The part of a model whose graph does not depend on the image.
+
+    Args:
+        model: classifier or detector of a config.
+        part: 'classifier', 'neck' (backbone and neck) or 'backbone'.
+    """
+
+    def __init__(self, model: nn.Module, part: str):
+        super().__init__()
+        self.backbone = model.backbone
+        self.neck = model.neck if part != 'backbone' and getattr(model, 'neck', None) else None
+        self.head = model.head if part == 'classifier' else None
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        x = self.backbone(image)
+        x = x if self.neck is None else self.neck(x)
+        return tuple(x) if self.head is None else (self.head(x),)
+
+
+def build_part(args) -> tuple[Exportable, tuple[int, int]]:
+    """The part to export in eval mode with its weights, and the size of its input."""
+    cfg = load_config(args.config, args.cfg_options, None, 'none')
+    model = build_model(cfg).requires_grad_(False)
+    if args.checkpoint:
+        load(model, args.checkpoint)
+    if 'keep_ratio' in args:
+        set_keep_ratio(model.backbone, args.keep_ratio)
+    if hasattr(model.backbone, 'set_gather'):
+        # the other form works through the heads in portions that depend on the batch size
+        model.backbone.set_gather('after')
+    part = 'backbone' if args.backbone_only else 'neck' if args.neck else 'classifier'
+    if part == 'classifier' and not hasattr(model, 'head'):
+        raise ConfigError(f'{type(model).__name__}: what its heads compute depends on the image; '
+                         'export --neck (backbone and neck) or --backbone-only')
+    if part == 'neck' and getattr(model, 'neck', None) is None:
+        raise ConfigError(f'--neck: {type(model).__name__} of this config has no neck')
+    return Exportable(model, part).eval(), args.shape or default_shape(model, cfg)
+
+
+def load(model: nn.Module, checkpoint: str) -> None:
+    state = read_state_dict(checkpoint)
+    result = model.load_state_dict(state, strict=False)
+    if result.missing_keys or result.unexpected_keys:
+        raise ConfigError(
+            f'{checkpoint} does not fit the config: {len(result.missing_keys)} missing '
+            f'({", ".join(result.missing_keys[:3])}), {len(result.unexpected_keys)} unexpected '
+            f'({", ".join(result.unexpected_keys[:3])})')
+
+
+def write(part: Exportable, size: tuple[int, int], fmt: str, out: str, opset: int = 18) -> None:
+    """Write ``part`` for images of ``size`` and any batch size to the file ``out``."""
+    image = torch.rand(2, 3, *size)
+    dynamic = {'image': {0: torch.export.Dim('batch', min=1, max=1024)}}
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    if fmt == 'torch_export':
+        torch.export.save(torch.export.export(part, (image,), dynamic_shapes=dynamic), out)
+        return
+    with torch.no_grad():
+        levels = len(part(image))
+    names = ['scores'] if part.head is not None else [f'output_{i}' for i in range(levels)]
+    torch.onnx.export(
+        part, (image,), out, dynamo=True, opset_version=opset, dynamic_shapes=dynamic,
+        input_names=['image'], output_names=names, external_data=False, verbose=False)
+
+
+def runner(fmt: str, out: str):
+    """A function from images to outputs that runs the exported file."""
+    if fmt == 'torch_export':
+        module = torch.export.load(out).module()
+        return lambda image: module(image)
+    import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(out, options, providers=['CPUExecutionProvider'])
+    return lambda image: tuple(
+        torch.from_numpy(output) for output in session.run(None, {'image': image.numpy()}))
+
+
+@torch.no_grad()
+def largest_difference(part: Exportable, run, size: tuple[int, int], batch: int) -> float:
+    """Between the exported file and the model, relative to the largest output above 1."""
+    image = torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(batch))
+    worst = 0.0
+    for got, want in zip(run(image), part(image), strict=True):
+        if got.shape != want.shape:
+            raise ConfigError(f'the exported model gives {tuple(got.shape)}, the model '
+                             f'{tuple(want.shape)}')
+        worst = max(worst, (got - want).abs().max().item() / max(1.0, want.abs().max().item()))
+    return worst
+
+
+def run(args) -> int:
+    """Export, load again and compare; 1 where the two differ. ``args`` of export.py."""
+    part, size = build_part(args)
+    write(part, size, args.format, args.out, args.opset)
+    exported = runner(args.format, args.out)
+    worst = max(largest_difference(part, exported, size, batch) for batch in (1, 2, 3))
+    passed = worst <= args.tolerance
+    print(f'{args.out}: {Path(args.out).stat().st_size / 1e6:.1f} MB, image (B, 3, {size[0]}, '
+          f'{size[1]}), largest difference from the model {worst:.1e} '
+          f'({"within" if passed else "ABOVE"} {args.tolerance:g})')
+    return 0 if passed else 1

@@ -1,0 +1,1 @@
+"""The figures of tools/analysis_tools: one module a tool, each with ``run(args)``."""
