@@ -7,8 +7,8 @@ before a tool runs.
 
 import ast
 import difflib
-import runpy
 import sys
+import types
 from pathlib import Path
 
 import mmext
@@ -59,5 +59,9 @@ def main(argv: list[str] | None = None) -> None:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f' Did you mean {close[0]!r}?' if close else ''
         sys.exit(f'error: mmext has no command {name!r}.{hint} `mmext --help` lists them.')
+    # as runpy.run_path, which would put the tool's path where argparse looks for the name
     sys.argv = [f'mmext {name}', *rest]
-    runpy.run_path(str(known[name]), run_name='__main__')
+    tool = types.ModuleType('__main__')
+    tool.__file__ = str(known[name])
+    sys.modules['__main__'] = tool
+    exec(compile(known[name].read_bytes(), tool.__file__, 'exec'), tool.__dict__)
