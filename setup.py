@@ -65,6 +65,8 @@ setup(
     license='Apache-2.0',
     python_requires='>=3.10',
     packages=find_packages(include=['mmext', 'mmext.*']),
+    package_data={'mmext': ['zoo/*']},
+    entry_points={'console_scripts': ['mmext = mmext.cli.main:main']},
     cmdclass={'build_py': BuildPy, 'sdist': Sdist},
     install_requires=[
         'torch>=2.6',

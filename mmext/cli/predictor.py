@@ -5,6 +5,7 @@ they cannot do is done here: configs whose base is ``mmext::...``, class names o
 weights, data sets whose pipeline reads annotations, PIL images, damaged files among others.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
@@ -264,9 +265,8 @@ def _test_dataset(cfg: Config):
 
 def _class_names(dataset, checkpoint: str | None, scope: str):
     """Names and palette: of the checkpoint, else of the config, else of the data set's class."""
-    from mmengine.registry import DATASETS, DefaultScope
-    with DefaultScope.overwrite_default_scope(scope):
-        known = dict(getattr(DATASETS.get(dataset.type), 'METAINFO', None) or {})
+    datasets = importlib.import_module(f'{scope}.registry').DATASETS
+    known = dict(getattr(datasets.get(dataset.type), 'METAINFO', None) or {})
     if isinstance(dataset.get('metainfo'), dict):
         known.update(dataset.metainfo)
     if isinstance(dataset.get('classes'), (list, tuple)):

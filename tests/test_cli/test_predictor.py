@@ -137,7 +137,7 @@ def test_bad_images(detector, tmp_path, digits):
     broken = tmp_path / 'broken.jpg'
     broken.write_bytes(b'no image')
     good = sorted((digits / 'detection/val').glob('*.png'))[0]
-    with pytest.raises(ImageError, match='broken.jpg'):
+    with pytest.raises(ImageError, match=r'broken\.jpg'):
         detector.predict([good, broken])
     left_out = []
     found = list(detector.stream([broken, good, tmp_path / 'absent.png'], 3,
@@ -155,10 +155,10 @@ def test_bad_images(detector, tmp_path, digits):
 
 def test_bad_checkpoints(root_dir, tmp_path):
     config = root_dir / 'configs/quickstart/digits_cls.py'
-    with pytest.raises(ConfigError, match='absent.pth'):
+    with pytest.raises(ConfigError, match=r'absent\.pth'):
         mmext.load(config, tmp_path / 'absent.pth')
     torch.save(dict(state_dict=dict(other=torch.ones(1))), tmp_path / 'other.pth')
-    with pytest.raises(ValueError, match='other.pth'):
+    with pytest.raises(ValueError, match=r'other\.pth'):
         mmext.load(config, tmp_path / 'other.pth')
     with pytest.raises(ValueError, match='travels with mmext'):
         mmext.load('digits_cls')
