@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mmext.cli.arguments import add_cfg_options, add_device, positive
 from mmext.cli.clear_errors import one_clear_error
-from mmext.cli.shipped import TRAINED
+from mmext.cli.package_files import TRAINED
 
 
 def parse_args(argv=None):
@@ -72,7 +72,7 @@ def main(argv=None):
     import mmext
     from mmext.cli.prediction_files import PredictionFiles
     from mmext.cli.predictor import find_images
-    from mmext.cli.progress import progress
+    from mmext.cli.progress_bar import progress
 
     one = args.images.is_file()
     images = [str(args.images)] if one else find_images(args.images)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mmext
 
-from .shipped import shipped
+from .package_files import shipped
 
 # shorter or better known names; any other tool is called as its file, with '-' for '_'
 SHORT = {'demo': 'predict', 'get_flops': 'flops', 'check_coco': 'check',

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from .shipped import TRAINED, shipped
+from .package_files import TRAINED, shipped
 
 # what a config trains, by the algorithm that its name begins with; else a classifier
 TASKS = {

@@ -25,7 +25,7 @@ from mmext.datasets.loading import LoadImageFromFile
 from .checkpoint_check import check_fits, check_readable
 from .config_check import ConfigError
 from .launch import drop_own_scope, load_config
-from .shipped import trained_model
+from .package_files import trained_model
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm')
 

@@ -9,7 +9,7 @@ from mmengine.config import Config
 
 from mmext.cli.main import commands, help_text
 from mmext.cli.model_index import read_index
-from mmext.cli.shipped import TRAINED, shipped, trained_model
+from mmext.cli.package_files import TRAINED, shipped, trained_model
 
 
 def call(*args, cwd=None):
