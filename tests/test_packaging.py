@@ -12,6 +12,7 @@ import textwrap
 import zipfile
 
 import pytest
+from PIL import Image
 
 import mmext
 
@@ -48,6 +49,7 @@ def test_wheel_is_pure_and_holds_everything(wheel, root_dir):
             assert str(file.relative_to(root_dir)) in names
     assert not [n for n in names if n.startswith(('tests/', 'configs/', 'tools/'))]
     assert 'mmext/.mim/model-index.yml' in names
+    assert sum(n.startswith('mmext/zoo/') and n.endswith('.pth') for n in names) == 2
     assert any(n.endswith('LICENSE') for n in names)
 
 
@@ -107,6 +109,18 @@ def test_installed_configs_and_registry_from_an_empty_folder(installed, tmp_path
     ''')
     result = run(installed, '-c', code, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+
+
+def test_predicts_right_after_installation(installed, wheel, tmp_path):
+    """The console command is declared; a trained model works offline, with nothing on the PATH."""
+    assert b'mmext = mmext.cli.main:main' in b''.join(
+        zipfile.ZipFile(wheel).read(n) for n in zipfile.ZipFile(wheel).namelist()
+        if n.endswith('entry_points.txt'))
+    Image.new('RGB', (90, 60), 'white').save(tmp_path / 'white.png')
+    result = run(installed, '-m', 'mmext', 'predict', '--model', 'digits', 'white.png',
+                 cwd=tmp_path, PATH=str(tmp_path))
+    assert result.returncode == 0 and '1 of 1 images' in result.stdout, result.stderr[-3000:]
+    assert (tmp_path / 'outputs' / 'vis' / 'white.png').exists()
 
 
 def test_every_config_in_the_wheel_resolves(installed, tmp_path):

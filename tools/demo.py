@@ -1,148 +1,111 @@
-"""Run a trained detector or classifier on images and draw what it found.
+"""Predict: run a trained detector, segmentor or classifier on images and draw what it found.
 
-    python tools/demo.py IMAGE|FOLDER CONFIG CHECKPOINT --out-dir outputs
+Writes below OUT_DIR, each file under the path of its image (sub-folders included):
 
-A detector writes OUT_DIR/vis/<image> with boxes and masks and OUT_DIR/preds/<image>.json, a
-classifier OUT_DIR/<image>.png and OUT_DIR/predictions.json; a.jpg and a.png get different names.
-An image that cannot be read is
-named and left out; the exit status is then 1.
+    vis/IMAGE                       boxes, masks, labels drawn
+    results.json, images.json       detectors: COCO's results format and the ids it uses
+    panoptic.json, panoptic/        panoptic models: COCO's panoptic format
+    semantic/IMAGE.png              semantic models: the label of every pixel
+    predictions.json                classifiers: label, class and score of every image
+
+An image that cannot be read is named and left out; the exit status is then 1.
+
+Examples:
+    mmext predict --model digits IMAGE                 a model that travels with mmext
+    mmext predict FOLDER CONFIG CHECKPOINT --out-dir outputs --batch-size 8
 """
 
 import argparse
 import json
+import os
 import sys
-import tempfile
 from pathlib import Path
 
-from mmext.cli.arguments import add_amp
+from mmext.cli.arguments import add_amp, add_cfg_options, add_device, positive
 from mmext.cli.clear_errors import one_clear_error
-
-SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp', '.ppm', '.pgm'}
+from mmext.cli.package_files import TRAINED
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('images', type=Path, help='an image or a folder of images')
-    parser.add_argument('config')
-    parser.add_argument('checkpoint')
-    parser.add_argument('--out-dir', type=Path, default=Path('outputs'))
+    parser.add_argument('config', nargs='?', help='path of the config, or its mmext:: name')
+    parser.add_argument('checkpoint', nargs='?')
     parser.add_argument(
-        '--score-thr', type=float, default=0.3, help='draw objects from this score on')
-    parser.add_argument('--device', help='default: a GPU where there is one')
+        '--model', choices=list(TRAINED), help='instead of config and checkpoint')
+    parser.add_argument('--out-dir', type=Path, default=Path('outputs'), help='(%(default)s)')
+    parser.add_argument('--batch-size', type=positive, default=1, help='(%(default)s)')
+    parser.add_argument('--score-thr', type=float, default=0.3,
+                        help='draw objects from this score on (%(default)s)')
+    parser.add_argument('--no-vis', action='store_true', help='draw nothing')
+    parser.add_argument(
+        '--ann-file', type=Path, metavar='JSON',
+        help='take the ids of images and categories from this COCO file, for an evaluation '
+        '(default: images numbered from 1, labels from 1)')
+    add_device(parser)
     add_amp(parser)
+    add_cfg_options(parser)
     args = parser.parse_args(argv)
-    for path in (args.images, Path(args.checkpoint)):
-        if not path.exists():
+    if args.model and args.config:
+        parser.error('give --model or CONFIG CHECKPOINT, not both')
+    if not args.model and not args.checkpoint:
+        parser.error('CONFIG and CHECKPOINT are missing (or --model NAME)')
+    for path in (args.images, args.checkpoint, args.ann_file):
+        if path is not None and not os.path.exists(path):
             parser.error(f'{path} does not exist')
     return args
 
 
-def find_images(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    images = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
-    if not images:
-        raise SystemExit(f'error: no images in {path} ({", ".join(sorted(SUFFIXES))})')
-    return images
-
-
-def adopt(folder: str, out_dir: Path, name: str) -> None:
-    """Move what was written about one image to ``out_dir``, under a name of its own."""
-    for path in [path for path in Path(folder).rglob('*') if path.is_file()]:
-        target = out_dir / path.relative_to(folder).with_name(name + path.suffix)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(target)
-
-
-def detector(args, cfg):
-    """A function from an image's path to one line about it; draws and writes on the way."""
-    from mmdet.apis import DetInferencer
-
-    from mmext.cli.checkpoint_check import check_fits
-    from mmext.cli.outputs import Names
-
-    infer = DetInferencer(
-        model=cfg, weights=args.checkpoint, device=args.device, show_progress=False)
-    check_fits(args.checkpoint, infer.model)
-    if args.amp:
-        from mmext.cli.half_precision import use_half_precision
-        use_half_precision(infer.model, args.amp)
-    classes = infer.model.dataset_meta['classes']
-    names_of = Names()
-
-    def run(image: Path) -> str:
-        with tempfile.TemporaryDirectory(dir=args.out_dir) as folder:
-            found = infer(
-                str(image), out_dir=folder, pred_score_thr=args.score_thr,
-                no_save_pred=False)['predictions'][0]
-            adopt(folder, args.out_dir, names_of(image))
-        names = [
-            classes[label] for label, score in zip(found['labels'], found['scores'], strict=True)
-            if score >= args.score_thr
-        ]
-        counts = ', '.join(f'{names.count(name)} {name}' for name in dict.fromkeys(names))
-        return counts or f'nothing above {args.score_thr}'
-
-    return run
-
-
-def classifier(args, cfg):
-    """As ``detector``, for a classifier."""
-    from mmengine.device import get_device
-    from mmpretrain import ImageClassificationInferencer, get_model
-
-    from mmext.cli.checkpoint_check import check_fits
-    from mmext.cli.outputs import Names
-
-    model = get_model(cfg, args.checkpoint, args.device or get_device())
-    check_fits(args.checkpoint, model)
-    if args.amp:
-        from mmext.cli.half_precision import use_half_precision
-        use_half_precision(model, args.amp)
-    infer = ImageClassificationInferencer(model)
-    predictions = {}
-    names_of = Names()
-
-    def run(image: Path) -> str:
-        with tempfile.TemporaryDirectory(dir=args.out_dir) as folder:
-            found = infer(str(image), show_dir=folder)[0]
-            adopt(folder, args.out_dir, names_of(image))
-        label, score = int(found['pred_label']), float(found['pred_score'])
-        name = found.get('pred_class', str(label))
-        predictions[image.name] = {'label': label, 'class': name, 'score': score}
-        (args.out_dir / 'predictions.json').write_text(json.dumps(predictions, indent=1))
-        return f'{name} ({score:.2f})'
-
-    return run
+def in_words(found: dict, score_thr: float) -> str:
+    """One line about an image: counts of the classes, or the class of the whole image."""
+    if 'scores' in found:
+        return f'{found["class"]} ({found["score"]:.2f})'
+    names = [one['class'] for one in found.get('segments', found.get('classes', ()))]
+    names = names or [one['class'] for one in found.get('objects', ())
+                      if one['score'] >= score_thr]
+    counts = ', '.join(f'{names.count(name)} {name}' for name in dict.fromkeys(names))
+    return counts or f'nothing above {score_thr}'
 
 
 def main(argv=None):
     args = parse_args(argv)
-    # after parsing, so that --help and typing errors answer at once
-    from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
-    from mmext.cli.checkpoint_check import check_readable
-    from mmext.cli.launch import load_config, set_visualizer
-    from mmext.datasets.loading import read_image
-    cfg = load_config(args.config, None, None, 'none')
-    scope = cfg.default_scope
-    cfg.setdefault('test_dataloader', cfg.get('val_dataloader'))  # for its pipeline
-    set_visualizer(cfg)
-    images = find_images(args.images)
-    forbid_code_in_checkpoints()
-    check_readable(args.checkpoint)
-    args.out_dir.mkdir(parents=True, exist_ok=True)
-    run = (detector if scope == 'mmdet' else classifier)(args, cfg)
-    failed = 0
-    for image in images:
-        try:
-            read_image(str(image))  # names what the inferencers would draw half
-            print(f'{image.name}: {run(image)}')
-        except Exception as error:  # whatever is wrong with one image, the others are drawn
-            failed += 1
-            print(f'{image.name}: left out, {type(error).__name__}: {error}', file=sys.stderr)
-    print(f'{len(images) - failed} of {len(images)} images, drawn in {args.out_dir}')
-    return int(failed > 0)
+    import mmext
+    from mmext.cli.prediction_files import PredictionFiles
+    from mmext.cli.predictor import find_images
+    from mmext.cli.progress_bar import progress
+
+    one = args.images.is_file()
+    images = [str(args.images)] if one else find_images(args.images)
+    coco = json.loads(args.ann_file.read_text()) if args.ann_file else None
+    model = mmext.load(args.model or args.config, args.checkpoint, device=args.device,
+                       options=args.cfg_options)
+    if args.amp:
+        from mmext.cli.half_precision import use_half_precision
+        use_half_precision(model.model, args.amp)
+    root = args.images.parent if one else args.images
+    files = PredictionFiles(args.out_dir, root, model.classes, coco, not args.no_vis,
+                            args.score_thr)
+    failed = []
+
+    def left_out(image, error):
+        failed.append(image)
+        print(f'{os.path.relpath(image, root)}: left out, {type(error).__name__}: {error}',
+              file=sys.stderr)
+        step()
+
+    try:
+        with progress('predicting', len(images)) as step:
+            for prediction in model.stream(images, args.batch_size, skip=left_out):
+                found = files.add(prediction)
+                print(f'{os.path.relpath(prediction.image, root)}: '
+                      f'{in_words(found, args.score_thr)}')
+                step()
+    finally:  # what is done by then is kept
+        written = files.close()
+    print(f'{len(images) - len(failed)} of {len(images)} images, in {args.out_dir}: '
+          + ', '.join([*(['vis'] if files.draw else []), *(path.name for path in written)]))
+    return int(bool(failed))
 
 
 if __name__ == '__main__':

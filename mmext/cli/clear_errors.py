@@ -22,7 +22,9 @@ def written_for_the_user(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.filename:  # the system names the file and the reason
         return True
     where = traceback.extract_tb(error.__traceback__)
-    ours = (osp.dirname(mmext.__file__), osp.dirname(osp.abspath(sys.argv[0])))
+    # the tool's file; sys.argv[0] is `mmext train` where the console command runs it
+    tool = getattr(sys.modules['__main__'], '__file__', None) or sys.argv[0]
+    ours = (osp.dirname(mmext.__file__), osp.dirname(osp.abspath(tool)))
     return isinstance(error, (ValueError, OSError)) and bool(where) and osp.abspath(
         where[-1].filename).startswith(ours)
 

@@ -11,6 +11,7 @@ from detection_helpers import PAIR, build, small_config
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from PIL import Image
+from pycocotools.coco import COCO
 
 
 @pytest.fixture(scope='module')
@@ -58,15 +59,22 @@ def test_detector(demo, images, tmp_path, capsys):
     printed = capsys.readouterr()
     assert status == 0, printed.err
     assert '6 of 6 images' in printed.out
+    coco = COCO(tmp_path / 'out' / 'images.json')
+    results = coco.loadRes(str(tmp_path / 'out' / 'results.json'))
+    ids = {image['file_name']: image['id'] for image in coco.dataset['images']}
+    assert set(ids) == set(sizes) and len(coco.dataset['categories']) == 80
     for name, (height, width) in sizes.items():
         drawn = cv2.imread(str(tmp_path / 'out' / 'vis' / name))
         assert drawn.shape == (height, width, 3), name
-        stem = name.rsplit('.', 1)[0]
-        found = json.loads((tmp_path / 'out' / 'preds' / f'{stem}.json').read_text())
-        boxes = np.array(found['bboxes'])
-        assert len(boxes) == 3 and (boxes[:, [0, 2]] <= width + 1e-3).all()
-        assert (boxes[:, [1, 3]] <= height + 1e-3).all()
-        assert all(mask['size'] == [height, width] for mask in found['masks'])
+        image = coco.imgs[ids[name]]
+        assert (image['height'], image['width']) == (height, width)
+        found = results.imgToAnns[ids[name]]
+        assert len(found) == 3
+        for one in found:
+            x, y, w, h = one['bbox']
+            assert x + w <= width + 1e-3 and y + h <= height + 1e-3
+            assert results.annToMask(one).shape == (height, width)
+            assert one['category_id'] in coco.cats
     plain = cv2.imread(str(folder / 'plain.jpg'))
     assert not np.array_equal(cv2.imread(str(tmp_path / 'out' / 'vis' / 'plain.jpg')), plain)
 
@@ -124,7 +132,35 @@ def test_classifier(demo, images, root_dir, tmp_path, capsys, name):
     for file, one in found.items():
         assert one['class'] == f'class {one["label"]}'
         assert 1 / len(classes) <= one['score'] <= 1
-        assert (tmp_path / 'out' / f'{file.rsplit(".", 1)[0]}.png').exists()
+        assert (tmp_path / 'out' / 'vis' / file).exists()
+
+
+def test_subfolders_and_like_names(demo, tmp_path, capsys):
+    """a.jpg, a.png and b/a.png are three images; ids come from the annotation file."""
+    folder, out = tmp_path / 'in', tmp_path / 'out'
+    names = ['a.jpg', 'a.png', 'a.ppm', 'b c/a.png']
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new('RGB', (60, 40 + i), (90, 60 * i, 30)).save(folder / name)
+    ann = tmp_path / 'ann.json'
+    ann.write_text(json.dumps({
+        'images': [{'id': 7 * i + 5, 'file_name': name} for i, name in enumerate(names)],
+        'categories': [{'id': 20 - i, 'name': str(i)} for i in range(10)]}))
+    options = ['--model', 'digits', '--device', 'cpu', '--out-dir', str(out), '--cfg-options',
+               'model.test_cfg.rcnn.score_thr=0', 'model.test_cfg.rcnn.max_per_img=2']
+    assert demo.main([str(folder), *options, '--ann-file', str(ann), '--batch-size', '3']) == 0
+    results = json.loads((out / 'results.json').read_text())
+    assert {one['image_id'] for one in results} == {5, 12, 19, 26}
+    assert {one['category_id'] for one in results} <= set(range(11, 21))
+    sizes = {image['file_name']: image['height']
+             for image in json.loads((out / 'images.json').read_text())['images']}
+    assert sizes == {name: 40 + i for i, name in enumerate(names)}
+    drawn = {str(file.relative_to(out / 'vis')) for file in out.rglob('vis/**/*.*')}
+    assert drawn == {'a.jpg', 'a.png', 'a.ppm.png', 'b c/a.png'}
+    assert '4 of 4 images' in capsys.readouterr().out
+    ann.write_text(json.dumps({'images': [], 'categories': [{'id': 1, 'name': 'cat'}]}))
+    with pytest.raises(ValueError, match="no category '0'"):
+        demo.main([str(folder), *options, '--ann-file', str(ann)])
 
 
 def test_clear_errors(demo, root_dir, tmp_path, capsys):
@@ -132,5 +168,9 @@ def test_clear_errors(demo, root_dir, tmp_path, capsys):
     with pytest.raises(SystemExit):
         demo.main([str(tmp_path / 'absent.jpg'), config, config])
     assert 'absent.jpg does not exist' in capsys.readouterr().err
-    with pytest.raises(SystemExit, match='no images'):
+    for args in (['--model', 'digits', config], [], [config]):
+        with pytest.raises(SystemExit):
+            demo.main([str(tmp_path), *args])
+    assert 'CHECKPOINT are missing' in capsys.readouterr().err
+    with pytest.raises(ValueError, match='no images'):
         demo.main([str(tmp_path), config, config])
