@@ -93,9 +93,9 @@ def test_builds(path, load_buildable):
     model = build(cfg)
     assert model.head.fc.out_features == cfg.data_preprocessor.num_classes
     wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
-    optimised = {id(p) for group in wrapper.optimizer.param_groups for p in group['params']}
+    optimized = {id(p) for group in wrapper.optimizer.param_groups for p in group['params']}
     trainable = {id(p) for p in model.parameters() if p.requires_grad}
-    assert trainable <= optimised
+    assert trainable <= optimized
     gpus, per_gpu = map(int, re.search(r'_(\d+)xb(\d+)', path.stem).groups())
     assert cfg.train_dataloader.batch_size == per_gpu
     steps = cfg.optim_wrapper.get('accumulative_counts', 1)

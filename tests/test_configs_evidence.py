@@ -62,10 +62,10 @@ def test_data_root_moves_every_path(path):
         assert evaluator.get('ann_file', '/elsewhere/').startswith('/elsewhere/')
 
 
-def test_bodies_differ_in_attention_alone():
-    bodies = {name: Config.fromfile(FOLDER / f'{name}-micro_cifar10-sample.py')
+def test_nets_differ_in_attention_alone():
+    nets = {name: Config.fromfile(FOLDER / f'{name}-micro_cifar10-sample.py')
               for name in ('dmst', 'tost', 'vit')}
-    attentions = [cfg.model.backbone.pop('attn') for cfg in bodies.values()]
+    attentions = [cfg.model.backbone.pop('attn') for cfg in nets.values()]
     assert attentions == ['dmsa', 'tssa', 'mhsa']
-    first, *others = [cfg.to_dict() for cfg in bodies.values()]
+    first, *others = [cfg.to_dict() for cfg in nets.values()]
     assert all(other == first for other in others)

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAVES = {'compat', 'registry', 'checkpoints'}
-BODIES = {'ops', 'layers', 'models', 'datasets', *LEAVES}
+BELOW = {'ops', 'layers', 'models', 'datasets', *LEAVES}
 MAY_IMPORT = {
     'ops': set(),
     'layers': {'ops'},
@@ -18,10 +18,10 @@ MAY_IMPORT = {
     'checkpoints': {'ops', 'layers', 'compat'},
     'datasets': {'compat', 'registry'},
     'models': {'ops', 'layers', 'pruning', *LEAVES},
-    'timm_models': {*BODIES, 'pruning'},
-    'engine': {*BODIES, 'pruning'},
-    'analysis': {*BODIES, 'pruning'},
-    'cli': {*BODIES, 'pruning', 'timm_models', 'engine', 'analysis'},
+    'timm_models': {*BELOW, 'pruning'},
+    'engine': {*BELOW, 'pruning'},
+    'analysis': {*BELOW, 'pruning'},
+    'cli': {*BELOW, 'pruning', 'timm_models', 'engine', 'analysis'},
     '__main__': {'cli'},
 }
 OPENMMLAB = {'mmengine', 'mmcv', 'mmdet', 'mmpretrain'}

@@ -105,10 +105,10 @@ def test_bias_vit_equals_the_backbone_and_timms_deit():
         parameter.add_(0.02 * torch.randn_like(parameter))
     x = torch.randn(2, 3, 224, 224)
     state = model.state_dict()
-    body = BiasPrunedViT('deit-tiny', keep_ratio=(0.9, 0.1)).eval()
-    body.load_state_dict({k: v for k, v in state.items() if not k.startswith('head.')})
+    backbone = BiasPrunedViT('deit-tiny', keep_ratio=(0.9, 0.1)).eval()
+    backbone.load_state_dict({k: v for k, v in state.items() if not k.startswith('head.')})
     torch.testing.assert_close(
-        model.forward_head(model.forward_features(x), pre_logits=True), body(x)[0],
+        model.forward_head(model.forward_features(x), pre_logits=True), backbone(x)[0],
         atol=1e-4, rtol=1e-4)
 
     plain = timm.create_model('deit_tiny_patch16_224').eval()
@@ -123,11 +123,11 @@ def test_bias_vit_equals_the_backbone_and_timms_deit():
 def test_dmst_equals_the_backbone():
     torch.manual_seed(0)
     model = timm.create_model('dmst_tiny_patch16_224').eval()
-    body = DMST('tiny', out_type='cls_token').eval()
-    body.load_state_dict({k: v for k, v in model.state_dict().items()
+    backbone = DMST('tiny', out_type='cls_token').eval()
+    backbone.load_state_dict({k: v for k, v in model.state_dict().items()
                           if not k.startswith('head.')})
     x = torch.randn(2, 3, 224, 224)
-    torch.testing.assert_close(model(x), model.head(body(x)[0]))
+    torch.testing.assert_close(model(x), model.head(backbone(x)[0]))
 
 
 def test_pretrained_files_without_bias_load(tmp_path):

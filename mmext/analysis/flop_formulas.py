@@ -161,7 +161,7 @@ def tost_macs(shape: tuple[int, int],
               num_classes: int = 1000,
               patch: int = 16,
               pos_hidden: int = 32) -> int:
-    """ToST body (XCiT's) with ``attention`` in 'tssa', 'dmsa', 'mssa', 'mhsa', 'xca'.
+    """ToST backbone (XCiT's) with ``attention`` in 'tssa', 'dmsa', 'mssa', 'mhsa', 'xca'.
 
     Convolutional patch embedding (four 3x3 convolutions of stride 2 for patch 16, three for
     patch 8), Fourier position encoding with a 1x1 convolution, ``depth`` blocks, then

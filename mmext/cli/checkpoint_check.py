@@ -115,7 +115,7 @@ def check_fits(path: str, model: nn.Module) -> Fit:
 def check_start(path: str, model: nn.Module) -> Fit:
     """As :func:`check_fits`, for a training that starts from the file (``load_from``).
 
-    The backbone must fit, but for what published files do not have (key bias) or a body leaves
+    The backbone must fit, but for what published files do not have (key bias) or a backbone leaves
     out. Heads and necks may differ: they start from their initial values, and one line counts
     them.
     """

@@ -151,7 +151,7 @@ class TokensOnly(nn.Module):
 
 
 def training_steps(device: str, size: int, batch_size: int, depth: int, repeat: int) -> dict:
-    """Forward, backward and AdamW of a DeiT-S body with each attention, in bf16 autocast."""
+    """Forward, backward and AdamW of a DeiT-S backbone with each attention, in bf16 autocast."""
     def attention(name: str, i: int) -> nn.Module:
         ratio = 0.9 - 0.8 * i / max(depth - 1, 1)
         return {
@@ -246,8 +246,8 @@ def run(args) -> int:
             save()
     for size, batch, depth in ([(512, 8, 12), (1024, 4, 12)] if on_gpu else [(128, 2, 2)]):
         if in_time(f'training step at {size}'):
-            print(f'\ntraining step, DeiT-S body, {size} x {size}, batch {batch}, depth {depth}, '
-                  'bf16 autocast')
+            print(f'\ntraining step, DeiT-S backbone, {size} x {size}, batch {batch}, '
+                  f'depth {depth}, bf16 autocast')
             result['training'].append(
                 training_steps(args.device, size, batch, depth, 10 if on_gpu else 3))
             save()

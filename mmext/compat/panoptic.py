@@ -2,7 +2,7 @@
 
 On the CPU its metric writes into the prediction that it is given: void pixels become 0, the first
 class, in all that is drawn or saved after it. Its visualizer fails on a prediction of nothing but
-void, which ends a test with pictures.
+void, which ends a test with images.
 """
 
 import functools

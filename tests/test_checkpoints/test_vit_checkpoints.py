@@ -133,22 +133,22 @@ def test_14x14_to_7x28_and_back(dist, tmp_path):
 
 @pytest.mark.parametrize('size, grid', [((1024, 768), (64, 48)), ((768, 1024), (48, 64))])
 @pytest.mark.parametrize('name', ['deit_tiny_patch16_224', 'deit_tiny_distilled_patch16_224'])
-def test_published_positions_in_a_wide_body_without_class_token(name, size, grid, tmp_path):
+def test_published_positions_in_a_wide_backbone_without_class_token(name, size, grid, tmp_path):
     """224² with one and with two prefix tokens: what is resampled is the 14 x 14 grid alone."""
     torch.manual_seed(0)
     reference = timm.create_model(name, depth=2)
     torch.nn.init.normal_(reference.pos_embed)
     torch.save({'model': reference.state_dict()}, tmp_path / 'a.pth')
-    body = ours(img_size=size, with_cls_token=False, out_type='featmap')
-    body.load_pretrained(str(tmp_path / 'a.pth'))
+    backbone = ours(img_size=size, with_cls_token=False, out_type='featmap')
+    backbone.load_pretrained(str(tmp_path / 'a.pth'))
     patches = reference.pos_embed.detach()[0, reference.num_prefix_tokens:]
     assert patches.shape == (196, 192)
     want = F.interpolate(patches.t().reshape(1, 192, 14, 14), size=grid, mode='bicubic')
-    torch.testing.assert_close(body.pos_embed[0], want.reshape(192, -1).t())
-    torch.save(body.state_dict(), tmp_path / 'b.pth')
+    torch.testing.assert_close(backbone.pos_embed[0], want.reshape(192, -1).t())
+    torch.save(backbone.state_dict(), tmp_path / 'b.pth')
     again = ours(img_size=size, with_cls_token=False, out_type='featmap')
     again.load_pretrained(str(tmp_path / 'b.pth'))
-    assert torch.equal(again.pos_embed, body.pos_embed)
+    assert torch.equal(again.pos_embed, backbone.pos_embed)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -156,17 +156,17 @@ def test_published_positions_in_a_wide_body_without_class_token(name, size, grid
        st.booleans(), st.booleans())
 def test_any_grid_into_any_other(h, w, height, width, old_cls, new_cls):
     """Saved and loaded between any two sizes, with and without a class token on either side."""
-    def body(rows, cols, with_cls):
+    def backbone(rows, cols, with_cls):
         return BiasPrunedViT(dict(embed_dim=8, depth=1, num_heads=1), patch_size=2,
                              img_size=(2 * rows, 2 * cols), with_cls_token=with_cls,
                              out_type='featmap')
 
-    old = body(h, w, old_cls)
+    old = backbone(h, w, old_cls)
     torch.nn.init.normal_(old.pos_embed)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'a.pth')
         torch.save(old.state_dict(), path)
-        new = body(height, width, new_cls)
+        new = backbone(height, width, new_cls)
         if new_cls and not old_cls:
             with pytest.raises(ValueError, match='missing: cls_token'):
                 new.load_pretrained(path)
@@ -180,7 +180,7 @@ def test_any_grid_into_any_other(h, w, height, width, old_cls, new_cls):
         assert torch.equal(new.pos_embed[0, 0], old.pos_embed[0, 0])
 
 
-def test_square_bodies_keep_the_published_names(reference):
+def test_square_backbones_keep_the_published_names(reference):
     names = {k for k in reference.state_dict() if not k.startswith('head')}
     assert {k for k in ours().state_dict() if 'key_bias' not in k} == names
 
@@ -219,7 +219,7 @@ def test_mae_files(tmp_path):
     assert {'norm.weight', 'mask_token', 'decoder_pos_embed'} <= set(report.dropped)
 
 
-def test_query_key_free_body_takes_value_rows(reference, tmp_path):
+def test_query_key_free_backbone_takes_value_rows(reference, tmp_path):
     model = ours(num_qk_free=1)
     model.load_pretrained(write(tmp_path / 'a.pth', reference.state_dict(), 'timm'))
     assert torch.equal(model.blocks[1].attn.v.weight, reference.blocks[1].attn.qkv.weight[384:])
@@ -272,19 +272,19 @@ def test_what_does_not_fit_is_an_error(what, message, reference, tmp_path):
 
 def test_both_families_report_alike(monkeypatch, tmp_path):
     from mmext.models import DMST
-    bodies = [BiasPrunedViT('tiny-test'), DMST('tiny-test')]
+    backbones = [BiasPrunedViT('tiny-test'), DMST('tiny-test')]
     lines, faults = [], []
     monkeypatch.setattr('mmext.checkpoints.report.print_log', lambda text, **_: lines.append(text))
-    for body in bodies:
-        state = {key: value for key, value in body.state_dict().items()
+    for backbone in backbones:
+        state = {key: value for key, value in backbone.state_dict().items()
                  if 'key_bias' not in key and 'membership' not in key}
         state['head.weight'] = torch.ones(3)
         torch.save(state, tmp_path / 'a.pth')
-        body.load_pretrained(str(tmp_path / 'a.pth'))
+        backbone.load_pretrained(str(tmp_path / 'a.pth'))
         state['extra'] = torch.ones(3)
         torch.save(state, tmp_path / 'a.pth')
         with pytest.raises(ValueError, match=r'1 names left over: extra$') as error:
-            body.load_pretrained(str(tmp_path / 'a.pth'))
+            backbone.load_pretrained(str(tmp_path / 'a.pth'))
         faults.append(str(error.value))
     vit, dmst = (line.split(': ', 1)[1] for line in lines)
     assert '2 new (blocks.*.attn.key_bias.weight), 1 dropped (head.weight), resized: none' in vit

@@ -76,7 +76,7 @@ def test_a_training_may_start_without_heads_but_not_without_the_backbone(tmp_pat
     fit = check_start(path, Classifier())
     assert (len(fit.missing), len(fit.reshaped)) == (1, 2)
     dense = save(Classifier(key_bias=False), tmp_path / 'dense.pth')
-    check_start(dense, Classifier())  # a published body has no key bias
+    check_start(dense, Classifier())  # a published backbone has no key bias
     for change, message in (
             (changed('backbone.norm.weight', None), r'missing \(backbone\.norm\.weight\)'),
             (changed('backbone.blocks.1.norm1.bias', torch.ones(3)), 'another shape')):

@@ -79,7 +79,7 @@ def test_dmst_of_any_size(height, width, attn, seed):
            st.sampled_from([torch.bfloat16, torch.float16]), seeds)
 @torch.no_grad()
 def test_half_precision_is_close_to_fp64(height, width, kind, dtype, seed):
-    """The whole body cast, as for inference; without pruning, whose choice may tip at a tie."""
+    """The whole backbone cast, as for inference; without pruning, whose choice may tip at a tie."""
     model = vit(seed) if kind == 'vit' else dmst(seed, kind)
     x = images(height, width, seed)
     for got, want in zip(copy.deepcopy(model).to(dtype)(x.to(dtype)), model.double()(x.double()),

@@ -10,13 +10,13 @@ import mmext.registry  # noqa: F401  (before mmpretrain)
 
 DMST = 'mask-rcnn_dmst-s_sfp_lsj-100e_coco.py'
 FORMS = {  # what may be in a file: content, prefix of init_cfg
-    'classifier, prefix': (lambda body, head: dict(
-        meta={}, state_dict={**under('backbone.', body), **under('head.fc.', head)}), 'backbone.'),
-    'classifier, no prefix': (lambda body, head: dict(
-        meta={}, state_dict={**under('backbone.', body), **under('head.fc.', head)}), ''),
-    'model': (lambda body, head: dict(model={**body, **under('head.', head)}, epoch=3), ''),
-    'state_dict': (lambda body, head: dict(state_dict={**body, **under('head.', head)}), ''),
-    'bare tensors': (lambda body, head: {**body, **under('head.', head)}, ''),
+    'classifier, prefix': (lambda net, head: dict(
+        meta={}, state_dict={**under('backbone.', net), **under('head.fc.', head)}), 'backbone.'),
+    'classifier, no prefix': (lambda net, head: dict(
+        meta={}, state_dict={**under('backbone.', net), **under('head.fc.', head)}), ''),
+    'model': (lambda net, head: dict(model={**net, **under('head.', head)}, epoch=3), ''),
+    'state_dict': (lambda net, head: dict(state_dict={**net, **under('head.', head)}), ''),
+    'bare tensors': (lambda net, head: {**net, **under('head.', head)}, ''),
 }
 
 
@@ -43,34 +43,34 @@ def detector(name, **init_cfg):
 
 
 def classifier(name):
-    """Body with class token at another size, as it comes out of pre-training, and its head."""
+    """Backbone with class token at another size, as it comes out of pre-training, and its head."""
     backbone = small_config(name).model.backbone
     options = dict(img_size=64) if name == PAIR else {}
-    body = MODELS.build({
+    backbone = MODELS.build({
         'type': backbone.type, 'arch': backbone.arch, 'out_type': 'cls_token', **options})
     torch.manual_seed(1)
-    for value in body.state_dict().values():
+    for value in backbone.state_dict().values():
         if value.is_floating_point():
             value.normal_()
-    return body.state_dict(), dict(weight=torch.randn(10, 32), bias=torch.randn(10))
+    return backbone.state_dict(), dict(weight=torch.randn(10, 32), bias=torch.randn(10))
 
 
 @pytest.mark.parametrize('name', [PAIR, DMST])
 @pytest.mark.parametrize('form', FORMS)
 def test_every_form_of_file_loads_by_value(name, form, tmp_path, lines):
-    body, head = classifier(name)
+    backbone, head = classifier(name)
     write, prefix = FORMS[form]
     path = str(tmp_path / 'a.pth')
-    torch.save(write(body, head), path)
+    torch.save(write(backbone, head), path)
     model = build(detector(name, checkpoint=path, prefix=prefix))
     loaded = 0
     for key, value in model.backbone.state_dict().items():
         if key == 'pos_embed':  # 4 x 4 and a class token to 8 x 8 without
-            grid = body[key][0, 1:].t().reshape(1, 32, 4, 4)
+            grid = backbone[key][0, 1:].t().reshape(1, 32, 4, 4)
             want = F.interpolate(grid, size=(8, 8), mode='bicubic').reshape(32, -1).t()
             torch.testing.assert_close(value[0], want)
-        elif key in body:
-            assert torch.equal(value, body[key]), key
+        elif key in backbone:
+            assert torch.equal(value, backbone[key]), key
         else:
             continue
         loaded += 1
@@ -82,20 +82,20 @@ def test_every_form_of_file_loads_by_value(name, form, tmp_path, lines):
 @pytest.mark.parametrize('name', [PAIR, DMST])
 @pytest.mark.parametrize('what, prefix', [
     ('another network', ''), ('another network', 'backbone.'), ('right file', 'encoder.'),
-    ('a body of another family', ''), ('a deeper body', ''), ('nothing', '')])
+    ('a backbone of another family', ''), ('a deeper backbone', ''), ('nothing', '')])
 def test_files_that_do_not_fit_are_errors(name, what, prefix, tmp_path, lines):
-    body, head = classifier(name)
+    backbone, head = classifier(name)
     if what == 'another network':
         state = {'conv1.weight': torch.randn(8, 3, 7, 7), 'fc.weight': torch.randn(10, 8)}
-        body = under('backbone.', state) if prefix else state
-    elif what == 'a body of another family':
-        body, head = classifier(DMST if name == PAIR else PAIR)
-    elif what == 'a deeper body':
-        body['blocks.12.norm1.weight'] = torch.ones(32)
+        backbone = under('backbone.', state) if prefix else state
+    elif what == 'a backbone of another family':
+        backbone, head = classifier(DMST if name == PAIR else PAIR)
+    elif what == 'a deeper backbone':
+        backbone['blocks.12.norm1.weight'] = torch.ones(32)
     elif what == 'nothing':
-        body, head = {}, {}
+        backbone, head = {}, {}
     path = str(tmp_path / 'a.pth')
-    torch.save(dict(state_dict={**body, **under('head.', head)}), path)
+    torch.save(dict(state_dict={**backbone, **under('head.', head)}), path)
     with pytest.raises(ValueError) as error:
         build(detector(name, checkpoint=path, prefix=prefix))
     assert path in str(error.value) and len(str(error.value)) > len(path) + 20

@@ -71,6 +71,6 @@ def test_autocast_changes_nothing(rate):
     assert torch.equal(reduced, rate(v, pi))
 
 
-def test_unknown_normalisation_is_named():
+def test_unknown_normalization_is_named():
     with pytest.raises(ValueError, match="normalize='batch'"):
         variational_coding_rate(torch.randn(1, 1, 2, 2), torch.rand(1, 1, 2), normalize='batch')

@@ -1,6 +1,6 @@
 """Any vision transformer of timm as a backbone, its attention pruned by a learned key bias.
 
-Body, positions, weights and forward pass are timm's own (``forward_intermediates``,
+Blocks, positions, weights and forward pass are timm's own (``forward_intermediates``,
 ``checkpoint_filter_fn``, ``group_matcher``); only the attention is changed, by
 ``mmext.pruning.prune_attention``. Parameter names are timm's under ``vit.``; new is
 ``...attn.key_bias.weight``.
