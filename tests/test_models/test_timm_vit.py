@@ -1,5 +1,6 @@
 """TimmViT against timm's own models, and its contract as a backbone."""
 
+import inspect
 import re
 
 import pytest
@@ -9,7 +10,8 @@ from torch import nn
 
 from mmext.analysis.flop_counter import count_flops
 from mmext.layers.biased_attention import BiasedAttention
-from mmext.models import BiasPrunedViT, TimmViT
+from mmext.models import BiasPrunedViT
+from mmext.models import TimmViT as Backbone
 from mmext.registry import MODELS
 
 SMALL = dict(embed_dim=48, depth=3, num_heads=4)
@@ -33,6 +35,15 @@ FAMILIES = {  # timm's name, options, sizes: the one it is built for, and two ot
     'parallel': ('vit_small_patch16_36x1_224', SMALL, P16),
 }
 FIXED = {'beit', 'beitv2'}  # position tables of one size
+
+
+OWN = set(inspect.signature(Backbone.__init__).parameters)
+
+
+def TimmViT(name, **options):
+    """The backbone; what is not its own goes to timm's model."""
+    own = {key: options.pop(key) for key in list(options) if key in OWN}
+    return Backbone(name, model_args=options, **own)
 
 
 def spec(key):

@@ -61,7 +61,7 @@ class TimmViT(TokenBackbone):
             forward takes an attention mask.
         drop_path_rate: stochastic depth.
         pretrained: fetch timm's weights from its hub.
-        kwargs: further options of the timm model.
+        model_args: further options of the timm model, e.g. ``dict(embed_dim=192, depth=6)``.
 
     Raises:
         ValueError: timm has no such model, its attention cannot be pruned, or an option is out of
@@ -79,10 +79,11 @@ class TimmViT(TokenBackbone):
                  keep_prefix: bool = True, bias_init: Literal['normal', 'zeros', 'tiny'] = 'normal',
                  use_valid_mask: bool = False, frozen_stages: int = -1, with_cp: bool = False,
                  drop_path_rate: float = 0.0, pretrained: bool = False,
-                 init_cfg: dict | list | None = None, **kwargs):
+                 model_args: dict | None = None, init_cfg: dict | list | None = None):
         if bias_init not in ('normal', 'zeros', 'tiny'):
             raise ValueError(f"bias_init={bias_init!r} must be 'normal', 'zeros' or 'tiny'")
-        vit = create(model_name, patch_size, img_size, drop_path_rate, pretrained, kwargs)
+        vit = create(model_name, patch_size, img_size, drop_path_rate, pretrained,
+                     model_args or {})
         depth, patch = len(vit.blocks), vit.patch_embed.patch_size
         super().__init__(depth, patch[0], out_indices, out_type, frozen_stages, with_cp, init_cfg)
         self.model_name = model_name
@@ -264,13 +265,13 @@ def tokens_of(x: Tensor) -> Tensor:
 
 
 def create(model_name: str, patch_size, img_size, drop_path_rate: float, pretrained: bool,
-           kwargs: dict) -> nn.Module:
+           model_args: dict) -> nn.Module:
     """timm's model without head, for any input size where the family can."""
     if not timm.is_model(model_name.split('.')[0]):
         near = difflib.get_close_matches(model_name, timm.list_models(), n=3)
         raise ValueError(f'model_name={model_name!r} is unknown to timm {timm.__version__}'
                          + (f'; near are {", ".join(near)}' if near else ''))
-    options = dict(kwargs, drop_path_rate=drop_path_rate, num_classes=0)
+    options = dict(model_args, drop_path_rate=drop_path_rate, num_classes=0)
     if patch_size is not None:
         options['patch_size'] = patch_size
     if img_size is not None:
