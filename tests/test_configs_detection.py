@@ -16,6 +16,7 @@ from detection_helpers import (
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 
+from mmext.layers import BiasedAttention
 from mmext.registry import MODELS
 
 DEPTH = {'vit-large': 24}
@@ -102,7 +103,9 @@ def arch_of(backbone):
     """Width, depth, attention and patch of a backbone config, behind any alias."""
     with torch.device('meta'):
         model = MODELS.build({**backbone, 'init_cfg': None, 'out_type': 'avg_featmap'})
-    return model.embed_dim, model.depth, type(model.blocks[0].attn), model.patch_size
+    attn = model.blocks[0].attn  # relative positions and windows are new in the detector
+    attn = BiasedAttention if isinstance(attn, BiasedAttention) else type(attn)
+    return model.embed_dim, model.depth, attn, model.patch_size
 
 
 @pytest.mark.parametrize('name', CONFIGS)

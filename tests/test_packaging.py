@@ -61,7 +61,8 @@ def test_metadata(wheel):
         entry = archive.read(name.replace('METADATA', 'entry_points.txt')).decode()
     assert meta['Name'] == 'mmext' and meta['Version'] == mmext.__version__
     assert meta['License-Expression'] == 'Apache-2.0' and meta['Requires-Python'] == '>=3.10'
-    assert set(meta.get_all('Provides-Extra')) == {'tests', 'pruning', 'export', 'log', 'panoptic'}
+    assert set(meta.get_all('Provides-Extra')) == {
+        'tests', 'pruning', 'export', 'log', 'panoptic', 'convert'}
     plain = [line for line in meta.get_all('Requires-Dist') if 'extra ==' not in line]
     assert {'torch', 'timm', 'onedl-mmengine'} <= {re.match(r'[\w-]+', line)[0] for line in plain}
     assert '![predictions' in meta.get_payload() and 'mmext = mmext.cli.main:main' in entry

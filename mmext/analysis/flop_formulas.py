@@ -170,10 +170,11 @@ def tost_macs(shape: tuple[int, int],
     h, w = patch_grid(shape, patch)
     n = h * w
     widths = [dim // 8, dim // 4, dim // 2, dim] if patch == 16 else [dim // 4, dim // 2, dim]
-    total, in_chans, positions = 0, 3, n * patch * patch
+    total, in_chans = 0, 3
+    rows, columns = shape
     for width in widths:
-        positions //= 4
-        total += conv_macs(in_chans, width, 3, positions)
+        rows, columns = -(-rows // 2), -(-columns // 2)  # stride 2 rounds up
+        total += conv_macs(in_chans, width, 3, rows * columns)
         in_chans = width
     total += conv_macs(2 * pos_hidden, dim, 1, n)
     layer = {

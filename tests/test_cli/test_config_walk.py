@@ -3,7 +3,7 @@
 from mmengine.config import Config, ConfigDict
 
 from mmext.cli.config_walk import initial_weights, walk
-from mmext.cli.launch import drop_own_scope, move_data_root
+from mmext.cli.launch import drop_own_scope, move_paths
 
 CONTENT = dict(
     model=dict(type='A', backbone=dict(type='B', init_cfg=[dict(type='Constant'), dict(
@@ -39,7 +39,7 @@ def test_scope_and_data_root_are_replaced_everywhere():
         loader=dict(_scope_='mmext', files=['data/old/a', ['data/old'], dict(p='data/old/b')],
                     other='data/older/c', own=dict(_scope_='mmdet')))
     drop_own_scope(cfg)
-    move_data_root(cfg, 'data/old/', '/new')
+    move_paths(cfg, 'data/old/', '/new')
     assert cfg.to_dict() == dict(
         data_root='/new/', loader=dict(files=['/new/a', ['/new'], dict(p='/new/b')],
                                        other='data/older/c', own=dict(_scope_='mmdet')))

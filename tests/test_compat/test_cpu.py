@@ -1,6 +1,5 @@
 """GPU configs on a CPU."""
 
-import pickle
 
 import pytest
 import torch
@@ -88,6 +87,6 @@ def test_foreign_code_is_refused(tmp_path, monkeypatch, capsys):
     path = tmp_path / 'evil.pth'
     torch.save(dict(state_dict=Exploit()), path)
     from mmengine.runner.checkpoint import _load_checkpoint
-    with pytest.raises(pickle.UnpicklingError, match=r'[Ww]eights.only'):
+    with pytest.raises(ValueError, match='without executing code'):
         _load_checkpoint(str(path), map_location='cpu')
     assert 'code was run' not in capsys.readouterr().out

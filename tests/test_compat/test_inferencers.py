@@ -32,16 +32,18 @@ def test_pipeline_is_built_in_its_own_scope(root_dir, tmp_path, first):
 
 
 def test_mmpretrain_is_not_imported_for_it():
-    """One finder for one module, gone once it has been used; one line says what was changed."""
+    """A finder a module, gone once it has been used; one line says what was changed."""
     code = textwrap.dedent('''
         import logging, sys
         logging.basicConfig(level=logging.INFO, format='%(name)s %(message)s')
         import mmext.compat, mmext.registry
         assert not {'mmpretrain', 'mmdet'} & set(sys.modules), 'imported'
         mmext.compat.setup()
-        assert sum('mmext' in type(finder).__module__ for finder in sys.meta_path) == 1
+        def waiting():
+            return {finder.name for finder in sys.meta_path if 'mmext' in type(finder).__module__}
+        assert 'mmpretrain.apis.base' in waiting()
         import mmpretrain.apis.base
-        assert not any('mmext' in type(finder).__module__ for finder in sys.meta_path)
+        assert 'mmpretrain.apis.base' not in waiting()
     ''')
     run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -56,6 +56,7 @@ def test_mask_changes_what_padding_does(name):
     def features(preprocessor, size):
         cfg = small_config(name, drop_path_rate=0.0)
         cfg.model.data_preprocessor.update(type=preprocessor, pad_size_divisor=size)
+        cfg.model.data_preprocessor.pop('val_pad_size_divisor', None)
         if name == PAIR:
             cfg.model.backbone.use_valid_mask = preprocessor == MASK
         model = build(cfg).double().eval()

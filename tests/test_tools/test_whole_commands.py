@@ -41,12 +41,14 @@ def refused(result):
 
 
 @pytest.mark.parametrize('name, drawn, written', [
-    ('digits_cls', 'image.png', 'predictions.json'),
-    ('digits_mask_rcnn', 'vis/image.png', 'preds/image.json')])
+    ('digits_cls', 'vis/image.png', 'predictions.json'),
+    ('digits_mask_rcnn', 'vis/image.png', 'results.json')])
 def test_demo_with_a_config_without_visualizer(command, configs, tmp_path, name, drawn, written):
     config = configs / f'{name}.py'
     cfg = Config.fromfile(config)
-    assert 'visualizer' not in cfg
+    cfg.pop('visualizer', None)
+    config = tmp_path / 'without.py'
+    cfg.dump(config)
     cfg.model.backbone.init_cfg = None
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)

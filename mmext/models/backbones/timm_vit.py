@@ -107,6 +107,7 @@ class TimmViT(TokenBackbone):
         if with_cp:
             vit.set_grad_checkpointing(True)
         self.embed_dim = vit.embed_dim
+        self.img_size = tuple(vit.patch_embed.img_size or (224, 224))
         if key_bias:
             prune_attention(vit, None, keep_prefix, train_mode, val_mode, gather)
         for layer in self.pruned_layers():
