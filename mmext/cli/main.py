@@ -6,6 +6,7 @@ before a tool runs.
 """
 
 import ast
+import contextlib
 import difflib
 import sys
 import types
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     """Run one command; the tool's own exit status is that of the process."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ('-h', '--help', 'help'):
-        print(help_text())
+        with contextlib.suppress(BrokenPipeError):  # `mmext --help | head`
+            print(help_text(), flush=True)
         return
     if argv[0] in ('-V', '--version'):
         print(f'mmext {mmext.__version__}')
