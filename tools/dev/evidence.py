@@ -12,13 +12,13 @@ Example:
 import argparse
 import fcntl
 import json
-import logging
 import os
 import platform
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ FIRST_SEEDS = 3  # of everything, before more of anything
 
 
 class Experiment(NamedTuple):
-    """One entry of experiments.yml; ``start`` is (experiment, option that takes its weights)."""
+    """One entry of experiments.yml, where the fields are explained."""
 
     group: str
     key: str
@@ -44,7 +44,9 @@ class Experiment(NamedTuple):
     tests: dict
     measure: str | None
     start: list | None
-    calibrate: bool
+    calibrate: float | None
+    fall: float
+    probe: list | None
     seeds: int
 
     @property
@@ -54,14 +56,16 @@ class Experiment(NamedTuple):
     @property
     def settings(self) -> dict:
         """What a result depends on; kept with it, so that no table mixes two settings."""
-        return {'config': self.config, 'options': self.options, 'start': self.start,
-                'calibrate': self.calibrate}
+        fields = dict(options={}, start=None, calibrate=None, fall=0, probe=None)
+        return {'config': self.config} | {key: getattr(self, key) for key, default in fields.items()
+                                          if getattr(self, key) != default}
 
 
 def experiments(path: Path = FOLDER / 'experiments.yml') -> list[Experiment]:
     found = []
     for group in yaml.safe_load(path.read_text()):
-        defaults = dict(options={}, measure=None, start=None, calibrate=False, seeds=5) | {
+        defaults = dict(options={}, measure=None, start=None, calibrate=None, fall=0,
+                        probe=None, tests={'own': 'own'}, seeds=5) | {
             key: group[key] for key in group if key not in ('group', 'experiments')}
         found += [Experiment(group['group'], key, **defaults | (entry or {}))
                   for key, entry in group['experiments'].items()]
@@ -96,10 +100,21 @@ def runs_of(chosen: list[Experiment], seeds: int | None) -> list[Run]:
 # ------------------------------------------------------------------------------------- one run
 
 
-def train(run: Run, data: Path) -> dict:
-    """Train and test one network; returns what its JSON holds."""
-    from mmengine.hooks import Hook
+def perform(run: Run, data: Path) -> dict:
+    """Train and test one network, or probe its start; returns what its JSON holds."""
+    experiment = run.experiment
+    runner = make_runner(run, data)
+    wall, cpu = time.time(), time.process_time()
+    found = (probe if experiment.probe else train)(run, runner)
+    if experiment.measure:
+        found['measured'] = rounded(measured(runner, experiment.measure))
+    return {'experiment': experiment.name, 'seed': run.seed, 'settings': experiment.settings,
+            'parameters': sum(p.numel() for p in runner.model.parameters()), **found,
+            'seconds': round(time.time() - wall), 'cpu_seconds': round(time.process_time() - cpu),
+            'environment': environment()}
 
+
+def make_runner(run: Run, data: Path):
     from mmext.cli.launch import build_runner, load_config
     experiment = run.experiment
     path = str(FOLDER / experiment.config)
@@ -116,6 +131,12 @@ def train(run: Run, data: Path) -> dict:
     cfg.resume = True
     cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks', [])
                         if hook['type'] != 'mmext.RunArtifactsHook']
+    return build_runner(cfg, ('train', 'val'))
+
+
+def train(run: Run, runner) -> dict:
+    from mmengine.hooks import Hook
+    experiment = run.experiment
 
     class Record(Hook):
         """The curve, kept in the message hub, so that a resumed run goes on with it."""
@@ -135,27 +156,53 @@ def train(run: Run, data: Path) -> dict:
             curve = runner.message_hub.runtime_info.get('evidence_curve', [])
             runner.message_hub.update_info('evidence_curve', [*curve, rounded(entry)])
 
-    runner = build_runner(cfg, ('train', 'val'))
-    logging.getLogger('mmengine').handlers.clear()
+    class FallingRatio(Hook):
+        """Keep ratios that come down from 1 to the experiment's in its first epochs."""
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            share = min(runner.iter / (experiment.fall * len(runner.train_dataloader)), 1)
+            for block, ratio in zip(runner.model.backbone.blocks, ratios, strict=True):
+                block.attn.set_keep_ratio(1 - (1 - ratio) * share, val=False)
+
     runner.register_hook(Record())
+    if experiment.fall:
+        ratios = [block.attn.rule_train.ratio for block in runner.model.backbone.blocks]
+        runner.register_hook(FallingRatio())
     if experiment.calibrate and not (run.work_dir / 'last_checkpoint').exists():
-        calibrate(runner)
-    wall, cpu = time.time(), time.process_time()
+        calibrate(runner, experiment.calibrate)
     runner.train()
-    seconds, cpu_seconds = time.time() - wall, time.process_time() - cpu
     curve = runner.message_hub.get_info('evidence_curve')
-    found = {
-        'experiment': experiment.name, 'seed': run.seed, 'settings': experiment.settings,
-        'parameters': sum(p.numel() for p in runner.model.parameters()),
-        'epochs': runner.max_epochs, 'curve': curve,
-        'tests': {label: rounded(test(runner, rule))
-                  for label, rule in experiment.tests.items()}}
-    if experiment.measure:
-        found['measured'] = rounded(measured(runner, experiment.measure))
-    return found | {
-        'seconds': round(seconds), 'cpu_seconds': round(cpu_seconds),
-        'resumed': len(curve) < runner.max_epochs // cfg.train_cfg.get('val_interval', 1),
-        'environment': environment()}
+    return {'epochs': runner.max_epochs, 'curve': curve,
+            'resumed': len(curve) < runner.max_epochs // runner.train_loop.val_interval,
+            'tests': {label: rounded(test(runner, rule))
+                      for label, rule in experiment.tests.items()}}
+
+
+def probe(run: Run, runner) -> dict:
+    """A linear classifier on the features at the start of training, as validation prunes them."""
+    import torch
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+    experiment = run.experiment
+    runner._init_model_weights()
+    if experiment.calibrate:
+        calibrate(runner, experiment.calibrate)
+    model = runner.model.eval()
+    features, labels = [], []
+    for loader, count in zip((runner.train_dataloader, runner.val_dataloader), experiment.probe,
+                             strict=True):
+        dataset = loader.dataset
+        picked = [dataset[i] for i in range(0, len(dataset), len(dataset) // count)]
+        with torch.no_grad():
+            features.append(torch.cat([
+                model.extract_feat(inputs_of(model, picked[i:i + 50]))[-1]
+                for i in range(0, len(picked), 50)]).numpy())
+        labels.append([int(sample['data_samples'].gt_label) for sample in picked])
+    scaler = StandardScaler().fit(features[0])
+    classifier = LogisticRegression(C=.01, max_iter=1000).fit(
+        scaler.transform(features[0]), labels[0])
+    accuracy = 100 * classifier.score(scaler.transform(features[1]), labels[1])
+    return {'tests': {'own': {experiment.metric: rounded(accuracy)}}}
 
 
 def beside(data: Path, path: str) -> Path:
@@ -174,28 +221,24 @@ def last_checkpoint(run: Run, name: str) -> Path:
 
 def test(runner, rule) -> dict:
     """Metrics with a keep ratio (None: all), ``{'tau': ...}`` or the config's own ('own')."""
-    if rule != 'own':
-        backbone = runner.model.backbone
-        before = [block.attn.rule_val for block in backbone.blocks]
-        if isinstance(rule, dict):
-            backbone.set_tau(rule['tau'], train=False)
-        else:
-            backbone.set_keep_ratio(rule, train=False)
-        metrics = runner.test()
-        for block, old in zip(backbone.blocks, before, strict=True):
-            block.attn.rule_val = old
-        return metrics
-    return runner.test()
+    if rule == 'own':
+        return runner.test()
+    backbone = runner.model.backbone
+    before = [block.attn.rule_val for block in backbone.blocks]
+    if isinstance(rule, dict):
+        backbone.set_tau(rule['tau'], train=False)
+    else:
+        backbone.set_keep_ratio(rule, train=False)
+    metrics = runner.test()
+    for block, old in zip(backbone.blocks, before, strict=True):
+        block.attn.rule_val = old
+    return metrics
 
 
-def test_inputs(runner, count: int = 200):
-    """(count, 3, H, W) test images as the network takes them, the same ones each time."""
-    import torch
+def inputs_of(model, picked: list[dict]):
+    """(n, 3, H, W): samples of a data set as the network takes them."""
     from mmengine.dataset import pseudo_collate
-    dataset = runner.val_dataloader.dataset
-    picked = [dataset[i] for i in range(0, len(dataset), max(len(dataset) // count, 1))]
-    with torch.no_grad():
-        return runner.model.data_preprocessor(pseudo_collate(picked), False)['inputs']
+    return model.data_preprocessor(pseudo_collate(picked), False)['inputs']
 
 
 def measured(runner, kind: str) -> dict:
@@ -203,14 +246,19 @@ def measured(runner, kind: str) -> dict:
     from mmext.analysis.intermediates import iterate_layers
     from mmext.analysis.membership import layer_coding_rates
     training = runner.model.training
-    runner.model.eval()
+    model = runner.model.eval()
+    dataset = runner.val_dataloader.dataset
+    picked = [dataset[i] for i in range(0, len(dataset), max(len(dataset) // 200, 1))]
     found = {}
-    for layer in iterate_layers(runner.model.backbone, test_inputs(runner)):
+    for layer in iterate_layers(model.backbone, inputs_of(model, picked)):
         if kind == 'columns':
-            found.setdefault('kept', []).append(layer.tensors['keep'].float().mean().item())
-            bias = layer.tensors.get('bias')
-            if bias is not None:
-                found.setdefault('bias_spread', []).append(bias.std(-1).mean().item())
+            keep, bias = (layer.tensors[key].float() for key in ('keep', 'bias'))
+            prefix = keep.shape[-1] - layer.hw[0] * layer.hw[1]
+            values = {'kept': keep.mean(), 'spread of the bias': bias.std(-1).mean(),
+                      'prefix kept': keep[..., :prefix].mean() if prefix else None}
+            for word, value in values.items():
+                if value is not None:
+                    found.setdefault(word, []).append(value.item())
         else:
             for gate, word in ((True, 'variational'), (False, 'variational, full subspace')):
                 rates = layer_coding_rates(layer.tensors, use_gate=gate)
@@ -219,20 +267,42 @@ def measured(runner, kind: str) -> dict:
     return found
 
 
-def calibrate(runner) -> None:
+def calibrate(runner, spread: float) -> None:
     """A start for the key bias from training images without labels; see docs/pruning.md."""
     import numpy as np
-    from mmengine.dataset import pseudo_collate
 
     from mmext.pruning import calibrate_bias
     state = np.random.get_state()
     dataset = runner.train_dataloader.dataset
-    picked = pseudo_collate([dataset[i] for i in range(0, len(dataset), len(dataset) // 48)])
+    picked = [dataset[i] for i in range(0, len(dataset), len(dataset) // 48)]
     np.random.set_state(state)  # the augmentations of training stay those of the other runs
     runner._init_model_weights()
-    calibrate_bias(runner.model.backbone,
-                   runner.model.data_preprocessor(picked, False)['inputs'], spread=.3)
-    runner._init_model_weights = lambda: None
+    runner._init_model_weights = lambda: None  # train() would draw the bias again
+    calibrate_bias(runner.model.backbone, inputs_of(runner.model, picked), spread=spread)
+
+
+def time_attention(tokens: int = 4096, dim: int = 384, heads: int = 6) -> dict:
+    """Seconds of one attention layer in inference, all in one process and in alternation."""
+    import torch
+    from timm.layers import Attention
+
+    from mmext.analysis.timing import time_alternating
+    from mmext.layers import DMSA, TSSA, BiasedAttention
+    torch.manual_seed(0)
+    x = torch.randn(1, tokens, dim)
+    layers = {'plain': Attention(dim, heads, qkv_bias=True),
+              'key bias': BiasedAttention(dim, heads, qkv_bias=True)}
+    for ratio in (.9, .7, .5, .3, .1):
+        layers[str(ratio).lstrip('0')] = BiasedAttention(
+            dim, heads, qkv_bias=True, keep_ratio=ratio)
+    layers |= {'TSSA': TSSA(dim, heads, qkv_bias=True), 'DMSA': DMSA(dim, heads)}
+    with torch.inference_mode():
+        found = time_alternating(
+            {name: partial(layer.eval(), x) for name, layer in layers.items()}, 'cpu')
+    return {'tokens': tokens, 'dim': dim, 'heads': heads, 'batch': 1,
+            'layers': {name: {key: rounded(1000 * getattr(timing, key))
+                              for key in ('median', 'low', 'high')}
+                       for name, timing in found.items()}, 'environment': environment()}
 
 
 def environment() -> dict:
@@ -278,20 +348,26 @@ def work(runs: list[Run], data: Path, deadline: float) -> None:
             if not mine:
                 continue
             print(time.strftime('%H:%M:%S'), run.label, flush=True)
-            found = train(run, data)
-            unfinished = run.result.with_suffix('.unfinished')
-            unfinished.write_text(evidence_page.dumps(found))
-            os.replace(unfinished, run.result)
+            found = perform(run, data)
+            save(found, run.result)
             done.append(run)
             value = found['tests'][next(iter(found['tests']))][run.experiment.metric]
             print(time.strftime('%H:%M:%S'), run.label, value, f"{found['seconds']} s", flush=True)
 
 
+def save(found: dict, path: Path) -> None:
+    """Write a result, complete or not at all."""
+    unfinished = path.with_suffix('.unfinished')
+    unfinished.write_text(evidence_page.dumps(found))
+    os.replace(unfinished, path)
+
+
 def expected(run: Run, done: list[Run]) -> float | None:
     """Seconds of the like that is done: the experiment, else its group; None where nothing is."""
     for key in ('name', 'group'):
-        like = [json.loads(other.result.read_text())['seconds'] for other in done
+        like = [json.loads(other.result.read_text()).get('seconds') for other in done
                 if getattr(other.experiment, key) == getattr(run.experiment, key)]
+        like = [seconds for seconds in like if seconds]
         if like:
             return sum(like) / len(like)
     return None
@@ -332,6 +408,9 @@ def main(argv=None):
                         help='groups or experiments (default: all)')
     parser.add_argument('--list', action='store_true', help='name the experiments and stop')
     parser.add_argument('--status', action='store_true', help='say what is done and what is left')
+    parser.add_argument('--time', action='store_true',
+                        help='measure one attention layer again, on a machine that does nothing '
+                        'else, and write the page')
     parser.add_argument('--page', action='store_true', help='write the page alone')
     parser.add_argument('--seeds', type=int, help='of each experiment (default: as the file says)')
     parser.add_argument('--jobs', type=int, default=1, help='runs at a time (default: 1)')
@@ -350,7 +429,9 @@ def main(argv=None):
     if args.status:
         print(status(runs, args.jobs))
         return
-    if not args.page:
+    if args.time:
+        save(time_attention(), RESULTS / 'attention_time.json')
+    elif not args.page:
         if args.jobs > 1:
             call = [sys.executable, __file__, *args.names, '--data', str(args.data),
                     '--minutes', str(args.minutes)]
