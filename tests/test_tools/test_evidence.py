@@ -118,7 +118,8 @@ def made(tools, tmp_path):
     path = tmp_path / 'experiments.yml'
     path.write_text(yaml.safe_dump([dict(
         group='g', config='c.py', metric='accuracy/top1', tests={'own': 'own', 'dense': None},
-        experiments={'a': {'title': 'A'}, 'b': {'title': 'B', 'options': {'x': 1}}})]))
+        experiments={'a': {'title': 'A'}, 'b': {'title': 'B', 'options': {'x': 1}}})],
+        sort_keys=False))
     experiments = evidence.experiments(path)
 
     def put(key, seed, value, **more):
