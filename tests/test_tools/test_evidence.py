@@ -200,6 +200,8 @@ def test_run_leaves_its_result_and_is_not_repeated(tools, digits, tmp_path, monk
     evidence, _ = tools
     monkeypatch.setattr(evidence, 'WORK', tmp_path / 'work')
     monkeypatch.setattr(evidence, 'RESULTS', tmp_path / 'results')
+    written = []
+    monkeypatch.setattr(evidence, 'write_page', lambda: written.append(1))
     evidence.RESULTS.mkdir()
     everything = {e.name: e for e in evidence.experiments()}
     tiny = {'train_cfg.max_epochs': 2, 'param_scheduler.1.T_max': 2,
@@ -230,9 +232,14 @@ def test_run_leaves_its_result_and_is_not_repeated(tools, digits, tmp_path, monk
     before = [run.result.stat().st_mtime_ns for run in runs]
     evidence.work(runs, digits, float('inf'))
     assert [run.result.stat().st_mtime_ns for run in runs] == before
+    assert len(written) == 4
     assert '4 of 4 runs done; left: 0.0 hours' in evidence.status(runs, 1)
     runs[0].result.unlink()
     capsys.readouterr()
-    evidence.work(runs[:1], digits, 0)  # no time left; nothing is known of its length
+    with evidence.claimed(runs[0]) as mine, evidence.claimed(runs[0]) as other:
+        assert mine and not other
     with evidence.claimed(runs[1]) as mine:
         assert not mine
+    like = runs[1]._replace(seed=1)
+    evidence.work([runs[1], like], digits, 0)
+    assert 'left for another call' in capsys.readouterr().out and not like.result.exists()

@@ -10,6 +10,7 @@ Example:
 """
 
 import argparse
+import copy
 import fcntl
 import json
 import os
@@ -147,7 +148,7 @@ def train(run: Run, runner) -> dict:
             self.losses = []
 
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            self.losses.append(float(outputs['loss']))
+            self.losses.append(outputs['loss'].item())
 
         def after_val_epoch(self, runner, metrics=None):
             entry = {'epoch': runner.epoch, 'loss': sum(self.losses) / len(self.losses), **metrics}
@@ -191,8 +192,7 @@ def probe(run: Run, runner) -> dict:
     features, labels = [], []
     for loader, count in zip((runner.train_dataloader, runner.val_dataloader), experiment.probe,
                              strict=True):
-        dataset = loader.dataset
-        picked = [dataset[i] for i in range(0, len(dataset), len(dataset) // count)]
+        picked = samples(runner, loader, count)
         with torch.no_grad():
             features.append(torch.cat([
                 model.extract_feat(inputs_of(model, picked[i:i + 50]))[-1]
@@ -235,6 +235,13 @@ def test(runner, rule) -> dict:
     return metrics
 
 
+def samples(runner, loader, count: int) -> list[dict]:
+    """About ``count`` images spread evenly over a data set, the same ones each time, as tested."""
+    dataset = copy.copy(loader.dataset)
+    dataset.pipeline = runner.val_dataloader.dataset.pipeline
+    return [dataset[i] for i in range(0, len(dataset), max(len(dataset) // count, 1))]
+
+
 def inputs_of(model, picked: list[dict]):
     """(n, 3, H, W): samples of a data set as the network takes them."""
     from mmengine.dataset import pseudo_collate
@@ -247,9 +254,8 @@ def measured(runner, kind: str) -> dict:
     from mmext.analysis.membership import layer_coding_rates
     training = runner.model.training
     model = runner.model.eval()
-    dataset = runner.val_dataloader.dataset
-    picked = [dataset[i] for i in range(0, len(dataset), max(len(dataset) // 200, 1))]
     found = {}
+    picked = samples(runner, runner.val_dataloader, 200)
     for layer in iterate_layers(model.backbone, inputs_of(model, picked)):
         if kind == 'columns':
             keep, bias = (layer.tensors[key].float() for key in ('keep', 'bias'))
@@ -269,13 +275,8 @@ def measured(runner, kind: str) -> dict:
 
 def calibrate(runner, spread: float) -> None:
     """A start for the key bias from training images without labels; see docs/pruning.md."""
-    import numpy as np
-
     from mmext.pruning import calibrate_bias
-    state = np.random.get_state()
-    dataset = runner.train_dataloader.dataset
-    picked = [dataset[i] for i in range(0, len(dataset), len(dataset) // 48)]
-    np.random.set_state(state)  # the augmentations of training stay those of the other runs
+    picked = samples(runner, runner.train_dataloader, 48)
     runner._init_model_weights()
     runner._init_model_weights = lambda: None  # train() would draw the bias again
     calibrate_bias(runner.model.backbone, inputs_of(runner.model, picked), spread=spread)
@@ -351,8 +352,13 @@ def work(runs: list[Run], data: Path, deadline: float) -> None:
             found = perform(run, data)
             save(found, run.result)
             done.append(run)
+            write_page()
             value = found['tests'][next(iter(found['tests']))][run.experiment.metric]
             print(time.strftime('%H:%M:%S'), run.label, value, f"{found['seconds']} s", flush=True)
+
+
+def write_page() -> None:
+    evidence_page.write(experiments(), FOLDER, RESULTS, ROOT / 'docs' / 'images')
 
 
 def save(found: dict, path: Path) -> None:
@@ -441,7 +447,7 @@ def main(argv=None):
                 raise SystemExit('error: a run failed, see above; the same call goes on')
         else:
             work(runs, args.data, time.time() + 60 * args.minutes)
-    evidence_page.write(experiments(), ROOT)
+    write_page()
 
 
 if __name__ == '__main__':

@@ -397,12 +397,11 @@ def dumps(found: dict) -> str:
     return '{\n' + ',\n'.join(lines) + '\n}\n'
 
 
-def write(experiments, root: Path) -> None:
-    folder = root / 'configs' / 'evidence'
-    results = Results(experiments, folder / 'results')
+def write(experiments, folder: Path, results: Path, images: Path) -> None:
+    results = Results(experiments, results)
     page = folder / 'README.md'
     page.write_text(render(page.read_text(), results))
     for name, draw in FIGURES.items():
         figure = draw(results)
         if figure is not None:
-            save(figure, root / 'docs' / 'images' / f'{name}.png')
+            save(figure, images / f'{name}.png')
