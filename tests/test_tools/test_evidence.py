@@ -204,13 +204,14 @@ def test_run_leaves_its_result_and_is_not_repeated(tools, digits, tmp_path, monk
     monkeypatch.setattr(evidence, 'write_page', lambda: written.append(1))
     evidence.RESULTS.mkdir()
     everything = {e.name: e for e in evidence.experiments()}
-    tiny = {'train_cfg.max_epochs': 2, 'param_scheduler.1.T_max': 2,
+    tiny = {'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 1,
+            'param_scheduler.1.T_max': 2,
             'model.backbone.arch.embed_dim': 16, 'model.backbone.arch.depth': 2,
             'model.head.in_channels': 16, 'train_dataloader.batch_size': 16}
     experiments = [everything[name]._replace(
         options=everything[name].options | tiny, **more) for name, more in (
             ('scratch.schedule-.9-.1', dict(fall=1)), ('dmst.dmsa', {}),
-            ('scratch.dense', dict(calibrate=.3, tests={'.5': .5})),
+            ('scratch.uniform-.5', dict(calibrate=.3, tests={'.7': .7})),
             ('scratch-more.uniform-.3', dict(probe=[32, 32])))]
     runs = [evidence.Run(e, 0) for e in experiments]
     evidence.work(runs, digits, float('inf'))
@@ -227,7 +228,7 @@ def test_run_leaves_its_result_and_is_not_repeated(tools, digits, tmp_path, monk
             rates['variational'], rates['variational, full subspace'], strict=True))
     assert dmsa['curve'][-1]['coding_rate'] == rates
     assert calibrated['measured']['spread of the bias'][0] > .1
-    assert calibrated['measured']['kept'] == [1., 1.]
+    assert calibrated['measured']['kept'] == [.5, .5]  # as before it was tested at .7
     assert 'curve' not in probed and 25 < probed['tests']['own']['accuracy/top1'] <= 100
     before = [run.result.stat().st_mtime_ns for run in runs]
     evidence.work(runs, digits, float('inf'))
