@@ -72,7 +72,7 @@ def spread(values) -> str:
     """Mean and standard error of the mean."""
     values = list(values)
     if not values:
-        return ABSENT
+        return ABSENT.capitalize() + '.'
     if len(values) == 1:
         return f'{values[0]:.1f}'
     return f'{mean(values):.1f} ± {stdev(values) / math.sqrt(len(values)):.1f}'
@@ -121,13 +121,22 @@ def table(results, *groups) -> str:
              '|---|--:|--:|--:|--:|']
     for experiment in experiments:
         runs = results.runs[experiment.name]
+        if not runs:
+            continue
         sizes = {run['parameters'] for run in runs.values()}
         values = results.values(experiment.name)
         against = '' if experiment is first else interval(
             difference(values, results.values(first.name)))
         lines.append(f'| {experiment.title} | {", ".join(f"{n:,}" for n in sizes)} | '
                      f'{spread(values.values())} | {len(runs)} | {against} |')
-    return '\n'.join(lines)
+    return with_absent(results, experiments, lines)
+
+
+def with_absent(results, experiments, lines: list[str]) -> str:
+    """A table's lines, two of them its head, and below them what has no run yet."""
+    absent = [f'"{e.title}"' for e in experiments if not results.runs[e.name]]
+    note = f'{ABSENT.capitalize()}: {", ".join(absent)}.' if absent else ''
+    return '\n\n'.join(['\n'.join(lines)] * (len(lines) > 2) + [note] * bool(note))
 
 
 def matrix(results, *groups) -> str:
@@ -136,9 +145,11 @@ def matrix(results, *groups) -> str:
     labels = list(dict.fromkeys(label for e in experiments for label in e.tests if label != 'own'))
     lines = ['| trained, tested: | ' + ' | '.join(labels) + ' |', '|---' * (len(labels) + 1) + '|']
     for experiment in experiments:
+        if not results.runs[experiment.name]:
+            continue
         cells = [spread(results.values(experiment.name, label).values()) for label in labels]
         lines.append(f'| {experiment.title} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+    return with_absent(results, experiments, lines)
 
 
 def compare(results, a: str, b: str, label_a: str | None = None, label_b: str | None = None) -> str:
@@ -179,7 +190,7 @@ def converged(results, *groups) -> str:
         if slopes:
             lines.append(f'| {experiment.title} | {", ".join(map(str, epochs))} | '
                          f'{twodigits(slopes)} | {mean(losses):.2f} |')
-    return '\n'.join(lines) if len(lines) > 2 else ABSENT
+    return '\n'.join(lines) if len(lines) > 2 else ABSENT.capitalize() + '.'
 
 
 def slope(x: list[float], y: list[float]) -> float:
@@ -196,6 +207,8 @@ def twodigits(values) -> str:
 def epochs_to(results, reference: str, *names) -> str:
     """The first epoch whose validation reaches the reference's final accuracy, same seed."""
     target = results.experiments[reference]
+    if not results.runs[reference]:
+        return ABSENT.capitalize() + '.'
     lines = [f'| | epochs to the final accuracy of "{target.title}" | seeds that reach it |',
              '|---|--:|--:|']
     for name in names or [e.name for e in results.group(target.group)]:
@@ -221,7 +234,7 @@ def blocks(results, word: str, *groups) -> str:
         if found:
             rows.append((experiment.title, [mean(column) for column in zip(*found, strict=True)]))
     if not rows:
-        return ABSENT
+        return ABSENT.capitalize() + '.'
     depth = max(len(values) for _, values in rows)
     lines = ['| block | ' + ' | '.join(map(str, range(depth))) + ' |', '|---' * (depth + 1) + '|']
     lines += [f'| {title} | ' + ' | '.join(f'{value:.3g}' for value in values) + ' |'
@@ -233,7 +246,7 @@ def points(results, name: str, *keys) -> str:
     """A single run's curve: epochs and the named metrics."""
     runs = list(results.runs[name].values())
     if not runs:
-        return ABSENT
+        return ABSENT.capitalize() + '.'
     lines = ['| epochs | ' + ' | '.join(keys) + ' |', '|--:' * (len(keys) + 1) + '|']
     lines += [f'| {point["epoch"]} | ' + ' | '.join(f'{point[key]:.3f}' for key in keys) + ' |'
               for point in runs[0]['curve']]
@@ -243,7 +256,7 @@ def points(results, name: str, *keys) -> str:
 def attention_time(results) -> str:
     found = results.measurement('attention_time')
     if found is None:
-        return ABSENT
+        return ABSENT.capitalize() + '.'
     lines = ['| layer | ms, median (10th to 90th percentile) | times as fast as plain |',
              '|---|--:|--:|']
     plain = found['layers']['plain']['median']
@@ -264,8 +277,14 @@ def unit(experiment) -> str:
     return 'top-1, %' if experiment.metric.startswith('accuracy') else experiment.metric
 
 
+def figure(results, name: str, title: str) -> str:
+    if FIGURES[name](results) is None:
+        return f'Figure "{title}": {ABSENT}.'
+    return f'![{title}](../../docs/images/{name}.png)'
+
+
 CALLS = {function.__name__: function for function in (
-    table, matrix, compare, converged, epochs_to, blocks, points, attention_time, done)}
+    table, matrix, compare, converged, epochs_to, blocks, points, attention_time, done, figure)}
 
 
 def render(text: str, results: Results) -> str:
@@ -402,6 +421,6 @@ def write(experiments, folder: Path, results: Path, images: Path) -> None:
     page = folder / 'README.md'
     page.write_text(render(page.read_text(), results))
     for name, draw in FIGURES.items():
-        figure = draw(results)
-        if figure is not None:
-            save(figure, images / f'{name}.png')
+        drawn = draw(results)
+        if drawn is not None:
+            save(drawn, images / f'{name}.png')
