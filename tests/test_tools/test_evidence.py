@@ -212,11 +212,12 @@ def test_run_leaves_its_result_and_is_not_repeated(tools, digits, tmp_path, monk
         options=everything[name].options | tiny, **more) for name, more in (
             ('scratch.schedule-.9-.1', dict(fall=1)), ('dmst.dmsa', {}),
             ('scratch.uniform-.5', dict(calibrate=.3, tests={'.7': .7})),
-            ('scratch-more.uniform-.3', dict(probe=[32, 32])))]
+            ('scratch-more.uniform-.3', dict(probe=[32, 32])),
+            ('scratch-more.uniform-.7', dict(start=['scratch.schedule-.9-.1', 'load_from'])))]
     runs = [evidence.Run(e, 0) for e in experiments]
     evidence.work(runs, digits, float('inf'))
     found = [json.loads(run.result.read_text()) for run in runs]
-    schedule, dmsa, calibrated, probed = found
+    schedule, dmsa, calibrated, probed, started = found
     assert [point['epoch'] for point in schedule['curve']] == [1, 2]
     assert set(schedule['tests']) == set(experiments[0].tests)
     assert schedule['tests']['own'] == schedule['tests']['.9→.1'] == {
@@ -230,11 +231,12 @@ def test_run_leaves_its_result_and_is_not_repeated(tools, digits, tmp_path, monk
     assert calibrated['measured']['spread of the bias'][0] > .1
     assert calibrated['measured']['kept'] == [.5, .5]  # as before it was tested at .7
     assert 'curve' not in probed and 25 < probed['tests']['own']['accuracy/top1'] <= 100
+    assert [point['epoch'] for point in started['curve']] == [1, 2]  # not resumed as finished
     before = [run.result.stat().st_mtime_ns for run in runs]
     evidence.work(runs, digits, float('inf'))
     assert [run.result.stat().st_mtime_ns for run in runs] == before
-    assert len(written) == 4
-    assert '4 of 4 runs done; left: 0.0 hours' in evidence.status(runs, 1)
+    assert len(written) == 5
+    assert '5 of 5 runs done; left: 0.0 hours' in evidence.status(runs, 1)
     runs[0].result.unlink()
     capsys.readouterr()
     with evidence.claimed(runs[0]) as mine, evidence.claimed(runs[0]) as other:

@@ -121,15 +121,17 @@ def make_runner(run: Run, data: Path):
     path = str(FOLDER / experiment.config)
     cfg = load_config(path, None, str(run.work_dir), 'none')
     options = dict(experiment.options)
+    if cfg.model.backbone.get('init_cfg'):
+        options['model.backbone.init_cfg.checkpoint'] = str(
+            beside(data, cfg.model.backbone.init_cfg.checkpoint))
     if experiment.start:
         options[experiment.start[1]] = str(last_checkpoint(run, experiment.start[0]))
-    elif cfg.model.backbone.get('init_cfg'):
-        options.setdefault('model.backbone.init_cfg.checkpoint',
-                           str(beside(data, cfg.model.backbone.init_cfg.checkpoint)))
     options |= {'data_root': str(beside(data, cfg.data_root)), 'randomness.seed': run.seed}
     cfg = load_config(path, options, str(run.work_dir), 'none')
     cfg.experiment_name = f'{run.label}_{time.time():.0f}'  # several Runners in one process
-    cfg.resume = True
+    cfg.resume = (run.work_dir / 'last_checkpoint').exists()
+    if cfg.resume:
+        cfg.load_from = None  # mmengine would resume from it
     cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks', [])
                         if hook['type'] != 'mmext.RunArtifactsHook']
     return build_runner(cfg, ('train', 'val'))
@@ -389,7 +391,7 @@ def status(runs: list[Run], jobs: int) -> str:
         missing = len(own) - len(finished)
         left += missing * (seconds or 0)
         unknown += missing * (seconds is None)
-        pace = f'{seconds / 60:.1f} min a run' if seconds else 'never run'
+        pace = f'{seconds / 60:.1f} min a run' if seconds else 'length unknown'
         lines.append(f'{experiment.name:30} {len(finished)} of {len(own)} seeds  {pace:16} '
                      f'{experiment.title}')
     lines.append(f'{len(done)} of {len(runs)} runs done; left: {left / 3600 / jobs:.1f} hours with '

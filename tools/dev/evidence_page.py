@@ -304,12 +304,18 @@ def render(text: str, results: Results) -> str:
 # --------------------------------------------------------------------------------------- figures
 
 
+def seeds(results, *groups) -> str:
+    counts = {len(results.runs[e.name]) for e in results.group(*groups)} - {0}
+    return f'{" to ".join(str(n) for n in sorted({min(counts), max(counts)}))} seed(s)'
+
+
 def keep_ratio_figure(results):
     """Accuracy against the keep ratio in testing, a line a training; bands are standard errors."""
     lines = []
     for experiment in results.group('scratch', 'scratch-more'):
-        ratios = [(rule, label) for label, rule in experiment.tests.items()
-                  if isinstance(rule, float)] + [(1., 'dense')]
+        ratios = sorted((1. if label == 'dense' else rule, label)
+                        for label, rule in experiment.tests.items()
+                        if label == 'dense' or isinstance(rule, float))
         values = [list(results.values(experiment.name, label).values()) for _, label in ratios]
         if len(experiment.tests) > 1 and all(values):
             lines.append(Line(
@@ -320,7 +326,7 @@ def keep_ratio_figure(results):
         return None
     level = results.values('scratch.plain').values()
     return line_panels(
-        [Panel(lines, 'trained as the legend says', 'top-1, %',
+        [Panel(lines, f'trained as the legend says ({seeds(results, "scratch")})', 'top-1, %',
                level=(mean(level), 'no key bias') if level else None)],
         'keep ratio in testing, the same in every block')
 
@@ -339,7 +345,7 @@ def curves_figure(results):
                     [stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0 for v in at],
                     color=len(lines)))
         panels.append(Panel(lines, title, title))
-    return line_panels(panels, 'epoch') if panels[0].lines else None
+    return line_panels(panels, 'epoch', seeds(results, 'dmst')) if panels[0].lines else None
 
 
 def rate_figure(results):
@@ -367,7 +373,7 @@ def rate_figure(results):
         return None
     return line_panels([Panel(depth, 'over the blocks, after training', 'rate in nats'),
                         Panel(training, 'mean of the blocks, over training', 'rate in nats')],
-                       'block (left), epoch (right)')
+                       'block (left), epoch (right)', seeds(results, 'dmst'))
 
 
 def time_figure(results):
