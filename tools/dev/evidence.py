@@ -176,7 +176,7 @@ def train(run: Run, runner) -> dict:
     runner.train()
     curve = runner.message_hub.get_info('evidence_curve')
     return {'epochs': runner.max_epochs, 'curve': curve,
-            'resumed': len(curve) < runner.max_epochs // runner.train_loop.val_interval,
+            'resumed': runner.cfg.resume,  # then with other augmentations than runs of its seed
             'tests': {label: rounded(test(runner, rule))
                       for label, rule in experiment.tests.items()}}
 
