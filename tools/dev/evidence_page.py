@@ -220,8 +220,9 @@ def epochs_to(results, reference: str, *names) -> str:
             final = results.runs[reference][seed]['curve'][-1][target.metric]
             at = [point['epoch'] for point in run['curve'] if point[target.metric] >= final]
             reached += at[:1]
-        lines.append(f'| {results.experiments[name].title} | '
-                     f'{spread(reached) if reached else "—"} | {len(reached)} of {runs} |')
+        if runs:
+            lines.append(f'| {results.experiments[name].title} | '
+                         f'{spread(reached) if reached else "—"} | {len(reached)} of {runs} |')
     return '\n'.join(lines)
 
 
