@@ -306,8 +306,10 @@ def render(text: str, results: Results) -> str:
 
 
 def seeds(results, *groups) -> str:
-    counts = {len(results.runs[e.name]) for e in results.group(*groups)} - {0}
-    return f'{" to ".join(str(n) for n in sorted({min(counts), max(counts)}))} seed(s)'
+    """How many seeds a figure's lines rest on, of the experiments that have any."""
+    counts = {len(results.runs[e.name]) for e in results.group(*groups)} - {0} or {0}
+    ends = sorted({min(counts), max(counts)})
+    return ' to '.join(map(str, ends)) + (' seed' if ends == [1] else ' seeds')
 
 
 def keep_ratio_figure(results):
