@@ -403,7 +403,7 @@ def time_figure(results):
     plain = found['layers']['plain']['median']
     return line_panels(
         [Panel(lines, f'plain fused attention: {plain:.0f} ms', 'top-1 of the small networks, %')],
-        f'ms of one attention layer at {found["tokens"]:,} tokens, the keep ratio of the test')
+        f'ms of an attention layer at {found["tokens"]:,} tokens')
 
 
 FIGURES = {'evidence_keep_ratio': keep_ratio_figure, 'evidence_curves': curves_figure,
