@@ -64,8 +64,9 @@ def test_data_root_moves_every_path(path):
 
 def test_nets_differ_in_attention_alone():
     nets = {name: Config.fromfile(FOLDER / f'{name}-micro_cifar10-sample.py')
-              for name in ('dmst', 'tost', 'vit')}
+            for name in ('dmst', 'tost', 'vit')}
     attentions = [cfg.model.backbone.pop('attn') for cfg in nets.values()]
-    assert attentions == ['dmsa', 'tssa', 'mhsa']
+    assert [attn.get('type') for attn in attentions] == [
+        'mmext.DMSA', 'mmext.TSSA', 'mmext.GatedMHSA']
     first, *others = [cfg.to_dict() for cfg in nets.values()]
     assert all(other == first for other in others)

@@ -15,6 +15,7 @@ model = dict(
         arch='deit-small',
         img_size=80,
         keep_ratio=None,
+        keep_prefix=False,  # as the results so far were measured
         init_cfg=dict(
             type='Pretrained', checkpoint='weights/vit_small_patch16_224_pretrained.safetensors')),
     head=dict(type='LinearClsHead', num_classes=10, in_channels=384))
