@@ -277,7 +277,7 @@ def measured(runner, kind: str) -> dict:
 
 def calibrate(runner, spread: float) -> None:
     """A start for the key bias from training images without labels; see docs/pruning.md."""
-    from mmext.pruning import calibrate_bias
+    from mmext.calibration import calibrate_bias
     picked = samples(runner, runner.train_dataloader, 48)
     runner._init_model_weights()
     runner._init_model_weights = lambda: None  # train() would draw the bias again
