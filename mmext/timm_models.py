@@ -56,14 +56,15 @@ class BiasVisionTransformer(VisionTransformer):
     Args:
         keep_ratio: None (dense), a number, (r0, r1) for the linear schedule over depth, or one
             entry a block.
-        keep_prefix: class token and registers are always kept, within k.
+        keep_prefix: class token and registers are always kept, within k (our choice, the paper is
+            silent).
         key_bias_std: of the key bias's start values; 0 leaves pre-trained outputs unchanged while
             nothing is pruned.
         kwargs: of ``VisionTransformer``.
     """
 
     def __init__(self, *args, keep_ratio: float | Sequence | Mapping | None = None,
-                 keep_prefix: bool = False, key_bias_std: float = 0.02, **kwargs):
+                 keep_prefix: bool = True, key_bias_std: float = 0.02, **kwargs):
         if key_bias_std < 0:
             raise ValueError(f'key_bias_std={key_bias_std} must not be negative')
         super().__init__(*args, attn_layer=with_options(BiasedAttention), **kwargs)

@@ -329,3 +329,26 @@ def test_start_of_the_timm_models(std):
     model = timm.create_model('deit_tiny_bias_patch16_224', key_bias_std=std, depth=2)
     weight = torch.cat([layer.key_bias.weight for layer in pruned_layers(model)])
     assert weight.isfinite().all() and weight.std().item() == pytest.approx(std, rel=.2)
+
+
+def test_the_class_token_stays_by_default_in_every_form():
+    """The layer, our backbone, timm's model and a pruned one agree; k stays the same."""
+    import mmext.timm_models  # noqa: F401
+    from mmext.models import BiasPrunedViT
+    size = dict(img_size=64, embed_dim=32, depth=2, num_heads=2)
+    plain = timm.create_model('deit_tiny_patch16_224', **size)
+    prune_attention(plain, .3)
+    models = [
+        plain, timm.create_model('deit_tiny_bias_patch16_224', keep_ratio=.3, **size),
+        BiasPrunedViT('tiny-test', img_size=64, keep_ratio=.3),
+        BiasedAttention(32, 2, keep_ratio=.3, num_prefix_tokens=1)]
+    torch.manual_seed(0)
+    for model in models:
+        for layer in pruned_layers(model):
+            torch.nn.init.normal_(layer.key_bias.weight)
+            x = torch.randn(20, 17, 32)
+            kept = layer.eval().forward_intermediates(x)[1]['kept']
+            assert kept[..., 0].all() and (kept.sum(-1) == 5).all()
+            layer.configure(keep_prefix=False)
+            kept = layer.forward_intermediates(x)[1]['kept']
+            assert not kept[..., 0].all() and (kept.sum(-1) == 5).all()

@@ -13,7 +13,8 @@ from mmext.cli.config_walk import initial_weights
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('config', help='path of the config')
-    parser.add_argument('checkpoint', help='path of the checkpoint')
+    parser.add_argument('checkpoint', help='path or URL of the checkpoint; for a classifier also '
+                        'the published file of its network (DeiT, MAE, ToST, timm)')
     parser.add_argument('--work-dir', help='where the log goes '
                         '(default: work_dirs/<name of the config>)')
     parser.add_argument(
@@ -74,6 +75,7 @@ def main():
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.launch import ConfigError, build_runner, load_config
     from mmext.cli.outputs import check_outputs, keep_drawings_apart
+    from mmext.engine import PruningRatioHook
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.out and not args.out.endswith(('.pkl', '.pickle', '.json')):
         raise ConfigError(f'--out {args.out!r} must end in .pkl (predictions) or .json (metrics).')
@@ -92,6 +94,7 @@ def main():
         augment_at_test_time(cfg)
     runner = build_runner(cfg, ('test',))
     keep_drawings_apart(runner.visualizer)
+    runner.register_hook(PruningRatioHook())
     if args.out and not args.out.endswith('.json'):
         if cfg.default_scope == 'mmdet':
             from mmdet.evaluation import DumpDetResults as Dump

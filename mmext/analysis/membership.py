@@ -4,9 +4,38 @@ Pure functions on intermediates: v (B, H, N, P), membership and gate (B, H, N).
 Source: "Interpretable and Sparse Linear Attention ..." (arXiv 2601.17042), Fig. 5, 6.
 """
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from mmext.ops.coding_rate import exact_coding_rate, variational_coding_rate
+from mmext.analysis.intermediates import Layer
+from mmext.ops.coding_rate import exact_coding_rate, rate_reduction, variational_coding_rate
+
+SITES = ('input', 'attention', 'block')
+
+
+def tensors_at(block: nn.Module, layer: Layer, site: str) -> dict[str, Tensor]:
+    """What the attention layer says of the tokens at a site of its block.
+
+    Their v, memberships and gate are their own: the tokens go through the block's first norm and
+    the layer's projections, wherever they come from.
+
+    Args:
+        block: of a ``DMST`` or ``ToST`` in eval mode.
+        layer: its intermediates, of ``iterate_layers``.
+        site: 'input' of the block, 'attention' (behind the attention's residual, before the MLP)
+            or 'block' (behind the MLP's).
+
+    Returns:
+        the layer's dict, and ``z`` (B, N, C), the normed tokens.
+    """
+    tokens = layer.tensors['x_in']
+    if site == 'block':
+        tokens = layer.tensors['x_out']
+    elif site == 'attention':
+        tokens = tokens + block.gamma1 * block.attn(block.norm1(tokens), layer.hw)
+    elif site != 'input':
+        raise ValueError(f'site={site!r} must be one of {SITES}')
+    z = block.norm1(tokens)
+    return block.attn.forward_intermediates(z, layer.hw)[1] | {'z': z}
 
 
 def layer_coding_rates(tensors: dict[str, Tensor], eps2: float = 0.01,
@@ -27,6 +56,17 @@ def layer_coding_rates(tensors: dict[str, Tensor], eps2: float = 0.01,
     return {'variational': variational_coding_rate(v, pi, **options),
             'exact': exact_coding_rate(v, pi, **options),
             'crate': exact_coding_rate(v, None, **options)}
+
+
+def layer_rate_reduction(tensors: dict[str, Tensor], eps2: float = 0.01, normalize: bool = True
+                         ) -> dict[str, Tensor]:
+    """MCR2 of the tokens ``z`` and their memberships, one value per image, in nats.
+
+    Returns:
+        ``whole`` R(Z), ``parts`` R^c(Z, Pi) and ``reduction`` Delta R, each (B,).
+    """
+    return rate_reduction(tensors['z'].double(), tensors['membership'].double(), eps2,
+                          normalize)._asdict()
 
 
 def support_sizes(gate: Tensor) -> tuple[Tensor, Tensor]:

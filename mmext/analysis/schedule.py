@@ -4,7 +4,7 @@ Attention over N tokens and k kept columns costs 2 N k d MACs, in every layer th
 FLOP budget is a budget of kept columns summed over the layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -72,3 +72,33 @@ def best_schedule(mass: np.ndarray, ratios: Sequence[float], num_tokens: int,
         schedule.append(ratios[i])
         left -= cost[i]
     return schedule[::-1]
+
+
+def threshold_of_ratio(measure: Callable[[float], float], wished: float, tolerance: float = 2e-3,
+                       steps: int = 20) -> tuple[float, float]:
+    """The threshold tau whose pruning ratio comes closest to ``wished``, by halving.
+
+    Args:
+        measure: tau -> pruning ratio, which falls with tau.
+        wished: in (0, 1).
+        tolerance: a ratio as close as this ends the search.
+        steps: evaluations at most.
+
+    Returns:
+        tau and its ratio.
+
+    Raises:
+        ValueError: ``wished`` is out of range.
+    """
+    if not 0 < wished < 1:
+        raise ValueError(f'pruning ratio {wished} must lie between 0 and 1')
+    low, high, best = 0., 1., None
+    for _ in range(steps):
+        tau = (low + high) / 2
+        ratio = measure(tau)
+        if best is None or abs(ratio - wished) < abs(best[1] - wished):
+            best = tau, ratio
+        if abs(ratio - wished) <= tolerance:
+            break
+        low, high = (low, tau) if ratio < wished else (tau, high)
+    return best

@@ -8,23 +8,30 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
-from statistics import median
+from statistics import mean, median, pstdev
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+BACKENDS = {'fused': None, 'math': SDPBackend.MATH, 'efficient': SDPBackend.EFFICIENT_ATTENTION,
+            'flash': SDPBackend.FLASH_ATTENTION}
+
 
 class Timing(NamedTuple):
-    """Seconds of one call: median, 10th and 90th percentile over ``repeat`` calls."""
+    """Seconds of one call: median, 10th and 90th percentile, mean and standard deviation over
+    ``repeat`` calls."""
 
     median: float
     low: float
     high: float
     repeat: int
+    mean: float
+    std: float
 
 
 def check_device(device: torch.device | str) -> None:
@@ -72,7 +79,8 @@ def summarize(values: list[float]) -> Timing:
     values = sorted(values)
     last = len(values) - 1
     return Timing(
-        median(values), values[round(0.1 * last)], values[round(0.9 * last)], len(values))
+        median(values), values[round(0.1 * last)], values[round(0.9 * last)], len(values),
+        mean(values), pstdev(values))
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device | str) -> int:
@@ -161,11 +169,28 @@ def training_step(module: nn.Module, x: Tensor) -> Callable[[], None]:
 
 @contextmanager
 def attention_backend(name: str):
-    """'fused': whatever scaled_dot_product_attention chooses by itself; 'math': N x N matrices."""
-    if name not in ('fused', 'math'):
-        raise ValueError(f"backend={name!r} must be 'fused' or 'math'")
-    with sdpa_kernel(SDPBackend.MATH) if name == 'math' else nullcontext():
+    """Attention by one of ``BACKENDS``; 'fused' is what torch chooses by itself.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f'backend={name!r} must be one of {tuple(BACKENDS)}')
+    with nullcontext() if BACKENDS[name] is None else sdpa_kernel(BACKENDS[name]):
         yield
+
+
+def backend_refusal(name: str, device: torch.device | str, dtype: torch.dtype = torch.float32
+                    ) -> str | None:
+    """Why plain attention cannot run by a backend on this device in this precision, or None."""
+    q = torch.zeros(1, 1, 16, 64, device=device, dtype=dtype)
+    try:
+        with attention_backend(name), warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 def environment(device: torch.device | str) -> dict[str, str]:

@@ -6,6 +6,7 @@ Whole channels disappear: of the embedding, of the MLP's hidden layer, and eithe
 ('heads-kept') or as whole heads ('heads-pruned'). The result is a smaller dense network.
 """
 
+import math
 from typing import Literal
 
 import timm
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from mmext.checkpoints.safe_reader import read_checkpoint
+from mmext.ops.position_grid import resize_position_grid
 
 VARIANTS = ('heads-kept', 'heads-pruned')
 
@@ -106,7 +108,8 @@ def load_pruned(path, **kwargs) -> nn.Module:
     """The timm VisionTransformer that :func:`save_pruned` wrote, in training mode.
 
     Args:
-        kwargs: further options of ``timm.create_model``.
+        kwargs: further options of ``timm.create_model``; for an ``img_size`` other than the file's
+            the positions are resized (bicubic), as elsewhere.
 
     Raises:
         ValueError: the file was not written by ``save_pruned``, or cannot be read without
@@ -119,6 +122,11 @@ def load_pruned(path, **kwargs) -> nn.Module:
     state = content['model']
     num_classes = state['head.weight'].shape[0] if 'head.weight' in state else 0
     model = timm.create_model(content['arch'], num_classes=num_classes, **kwargs)
+    count = model.num_prefix_tokens
+    old = math.isqrt(state['pos_embed'].shape[1] - count)
+    if (old, old) != tuple(model.patch_embed.grid_size):
+        state = state | {'pos_embed': resize_position_grid(
+            state['pos_embed'], (old, old), tuple(model.patch_embed.grid_size), count)}
     resize_parameters(model, state)
     adopt_shapes(model, content['num_heads'])
     model.load_state_dict(state)

@@ -24,6 +24,7 @@ from mmext.analysis.intermediates import Layer, analyzed_layers, iterate_layers
 from mmext.analysis.timing import environment
 from mmext.checkpoints.files import cached, read_state_dict
 from mmext.checkpoints.fit import load_into
+from mmext.checkpoints.official import own_names
 from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.arguments import use_device
 from mmext.cli.config_check import ConfigError, check_config
@@ -43,6 +44,7 @@ class Subject(NamedTuple):
     model: nn.Module
     pipeline: Compose
     notes: list[str]
+    checkpoint: str | None = None
 
     @property
     def backbone(self) -> nn.Module:
@@ -92,7 +94,8 @@ def open_subject(args, label: str, config: str, checkpoint: str | None) -> Subje
         notes.append('token merging switched off')
     for note in notes:
         print(f'{label}: {note}', file=sys.stderr)
-    return Subject(label, cfg, model.to(args.device).eval(), test_pipeline(cfg, args, model), notes)
+    return Subject(label, cfg, model.to(args.device).eval(), test_pipeline(cfg, args, model), notes,
+                   checkpoint)
 
 
 def load_weights(model: nn.Module, checkpoint: str | None) -> list[str]:
@@ -117,6 +120,9 @@ def load_weights(model: nn.Module, checkpoint: str | None) -> list[str]:
         options = {'prefix': 'backbone.'}  # of another task: what its backbone shares with ours
     report = backbone.load_pretrained(checkpoint, **options)
     new = getattr(report, 'new', [])
+    if checkpoint is not None and not options:  # a published file holds its head, too
+        state = own_names(read_state_dict(checkpoint), model) or {}
+        load_into(model, {key: value for key, value in state.items() if key.startswith('head.')})
     return ['key bias untrained (the checkpoint has none)'] if any(
         'key_bias' in name for name in new) else []
 
@@ -257,7 +263,8 @@ def under(layer: Layer, batch: Batch, subject: Subject, image: int) -> np.ndarra
 
 
 def shown_layers(args, backbone: nn.Module, count: int = 3) -> list[int]:
-    """--layers, or ``count`` from first to last: 0, 5, 11 of 12, as in the papers."""
+    """--layers, or ``count`` from first to last: 0, 5, 11 of 12 (our choice; the
+    papers say early, middle and late)."""
     layers = analyzed_layers(backbone, args.layers)
     if args.layers is not None or len(layers) <= count:
         return list(layers)

@@ -5,11 +5,13 @@ and mmengine afterwards, so that ``--help`` and typing errors answer at once.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+SHAPES = ('linear', 'cosine', 'smoothstep', 'sigmoid')  # of ops.column_selection, without torch
 RATIO_HELP = ('none (all columns), one ratio in (0, 1], first,last for a linear schedule over '
-              'depth, or one number for each layer, separated by commas')
+              'depth, SHAPE:first,last for another one (cosine:0.9,0.1; smoothstep, sigmoid), or '
+              'one number for each layer, separated by commas')
 
 
 def command_line(doc: str) -> argparse.ArgumentParser:
@@ -18,22 +20,28 @@ def command_line(doc: str) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
 
-def keep_ratio(text: str) -> float | tuple[float, ...] | None:
+def keep_ratio(text: str) -> float | tuple[float, ...] | dict | None:
     """One keep ratio as a word, an argparse type.
 
     ``none`` keeps all columns; ``0.5`` holds for every layer; ``0.9,0.1`` is the linear schedule
-    over depth, both ends included; more numbers give one for each layer.
+    over depth, both ends included; ``cosine:0.9,0.1`` one of another shape; more numbers give one
+    for each layer.
     """
     if text == 'none':
         return None
+    shape, colon, numbers = text.rpartition(':')
     try:
-        ratios = tuple(float(word) for word in text.split(','))
+        ratios = tuple(float(word) for word in numbers.split(','))
     except ValueError:
         ratios = ()
-    if not ratios or not all(0 < ratio <= 1 for ratio in ratios):
+    if (not ratios or not all(0 < ratio <= 1 for ratio in ratios)
+            or (colon and (shape not in SHAPES or len(ratios) != 2))):
         raise argparse.ArgumentTypeError(
             f'{text!r} is no keep ratio: give none, a number in (0, 1], first,last for a linear '
-            'schedule, or one number for each layer, separated by commas')
+            f'schedule, SHAPE:first,last (SHAPE: {", ".join(SHAPES)}), or one number for each '
+            'layer, separated by commas')
+    if colon:
+        return dict(start=ratios[0], end=ratios[1], shape=shape)
     return ratios[0] if len(ratios) == 1 else ratios
 
 
@@ -45,10 +53,12 @@ def one_ratio(text: str) -> float:
     return value
 
 
-def ratio_word(value: float | Sequence[float] | None) -> str:
+def ratio_word(value: float | Sequence[float] | Mapping | None) -> str:
     """The word that :func:`keep_ratio` reads as ``value``."""
     if value is None:
         return 'none'
+    if isinstance(value, Mapping):
+        return f"{value.get('shape', 'linear')}:{value['start']:g},{value['end']:g}"
     return f'{value:g}' if isinstance(value, float) else ','.join(f'{ratio:g}' for ratio in value)
 
 
@@ -63,11 +73,12 @@ def add_keep_ratio(parser: argparse.ArgumentParser, several: bool = False, **opt
     parser.add_argument('--keep-ratio', metavar='R', nargs='+' if several else None, **options)
 
 
-class _Shape(argparse.Action):
+class Shape(argparse.Action):
+    """One or two positive numbers as (H, W)."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         if len(values) > 2 or min(values) < 1:
-            parser.error('--shape takes one or two positive numbers, got '
+            parser.error(f'{option_string} takes one or two positive numbers, got '
                          f'{" ".join(map(str, values))}')
         setattr(namespace, self.dest, tuple(values * 2)[:2])
 
@@ -76,7 +87,7 @@ def add_shape(parser: argparse.ArgumentParser, default: tuple[int, int] | None =
               help: str = 'input height and width, or one number for both') -> None:
     """``--shape H [W]``, a tuple (H, W)."""
     said = 'what the config says' if default is None else ' '.join(map(str, default))
-    parser.add_argument('--shape', type=int, nargs='+', action=_Shape, default=default,
+    parser.add_argument('--shape', type=int, nargs='+', action=Shape, default=default,
                         metavar=('H', 'W'), help=f'{help} (default: {said})')
 
 

@@ -34,7 +34,7 @@ LABELS = {'MHSA, math': 'MHSA, naive', 'bias': 'key bias, dense', 'tssa': 'TSSA'
 class NaiveTSSA(TSSA):
     """TSSA step by step as its public code has it (arXiv 2412.17810), every temporary kept."""
 
-    def forward(self, x: Tensor, hw=None) -> Tensor:
+    def forward(self, x: Tensor, hw=None, valid=None) -> Tensor:
         w = self.qkv(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         normed = F.normalize(w, dim=-2)
         pi = ((normed**2).sum(-1) * self.temp).softmax(1)
@@ -86,8 +86,8 @@ def operators(args, batch: int, num_tokens: int, dtype: torch.dtype) -> dict[str
         return functions
 
     def both(function):
-        qkv.grad = bias.grad = None
         function().float().sum().backward(retain_graph=True)
+        qkv.grad = bias.grad = None
 
     return {name: partial(both, function) for name, function in functions.items()}
 
@@ -127,24 +127,71 @@ def backbones(args, shape: tuple[int, int]) -> dict[str, nn.Module]:
             name = keep_name(keep) + (f' {mode}' if args.train else '')
             found[name] = ours(keep_ratio=keep, train_mode=mode)
     if args.arch in TOST:
-        found['tost'] = DMST(TOST[args.arch], attn='tssa', out_type='featmap')
-        found['dmst'] = DMST(TOST[args.arch], out_type='featmap')
+        bodies = {'dmst': 'dmsa', 'tost': 'tssa', 'tost naive': dict(type=NaiveTSSA),
+                  'softmax in its body': 'mhsa'}
+        found |= {name: DMST(TOST[args.arch], attn=attn, out_type='featmap')
+                  for name, attn in bodies.items()}
     return found
 
 
-def detectors(args) -> dict[str, nn.Module]:
-    import mmext.registry  # noqa: F401  (prepares mmdet)
+def whole_models(args) -> dict[str, nn.Module]:
+    """The classifier or detector of --config: plain, with key bias and pruned, with the weights of
+    --checkpoint. A backbone without key bias stands alone.
+
+    Raises:
+        DoesNotFit: the checkpoint lacks more than a key bias, or has more.
+    """
+    import mmext.registry  # noqa: F401  (prepares mmdet and mmpretrain)
+    from mmext.checkpoints.files import read_state_dict
+    from mmext.checkpoints.fit import require
+    from mmext.checkpoints.official import own_names
     from mmext.cli.launch import build_model, load_config
+    cfg = load_config(args.config, None, None, 'none')
+    variants = {PLAIN: {}}
+    if cfg.model.backbone.type.endswith('BiasPrunedViT'):
+        variants = {PLAIN: dict(key_bias=False, keep_ratio=None),
+                    'bias': dict(key_bias=True, keep_ratio=None)}
+        variants.update({keep_name(k): dict(key_bias=True, keep_ratio=k) for k in args.keep_ratio})
+    sized = cfg.model.backbone.type.endswith(('BiasPrunedViT', 'StructuredPrunedViT'))
+    if args.level == 'classifier' and sized:  # positions need no resizing in forward
+        variants = {name: {**options, 'img_size': args.shape} for name, options in variants.items()}
     found = {}
-    variants = {PLAIN: dict(key_bias=False, keep_ratio=None), 'bias': dict(key_bias=True,
-                                                                          keep_ratio=None)}
-    variants.update({keep_name(k): dict(key_bias=True, keep_ratio=k) for k in args.keep_ratio})
     for name, options in variants.items():
         options = {f'model.backbone.{key}': value for key, value in options.items()}
-        cfg = load_config(
-            args.config, {**options, 'model.backbone.gather': args.gather}, None, 'none')
-        found[name] = build_model(cfg)
+        if len(variants) > 1:
+            options['model.backbone.gather'] = args.gather
+        found[name] = build_model(load_config(args.config, options, None, 'none'))
+        if args.checkpoint:
+            state = read_state_dict(args.checkpoint)
+            require(found[name], own_names(state, found[name]) or state, args.checkpoint,
+                    lambda key: '.key_bias.' in key)
     return found
+
+
+def real_image(args, model: nn.Module) -> Tensor:
+    """The file of --image at the size of --shape, normalized as the model does it: (1, 3, H, W)."""
+    import cv2
+    image = cv2.imread(args.image)
+    if image is None:
+        raise ValueError(f'--image {args.image} cannot be read as an image')
+    image = cv2.resize(image, args.shape[::-1], interpolation=cv2.INTER_CUBIC)
+    image = torch.from_numpy(image).permute(2, 0, 1).float()
+    preprocessor = model.data_preprocessor.cpu()
+    if getattr(preprocessor, 'to_rgb', False) or getattr(
+            preprocessor, '_channel_conversion', False):
+        image = image.flip(0)
+    return ((image - preprocessor.mean) / preprocessor.std)[None]
+
+
+def classify(model: nn.Module, image: Tensor) -> Tensor:
+    """Scores (B, classes) of a whole classifier, class token and head included."""
+    return model(image, mode='tensor')
+
+
+def detect_all(model: nn.Module, image: Tensor) -> object:
+    """What a detector does to predict, with its last NMS and masks pasted into the image."""
+    from mmext.analysis.flop_counter import fake_samples
+    return model.predict(image, fake_samples(image), rescale=True)
 
 
 def detect(model: nn.Module, image: Tensor, proposals: int = 1000, boxes: int = 100) -> object:
@@ -184,9 +231,12 @@ def candidates(args, batch: int, extent: int | tuple[int, int], dtype: torch.dty
         call = {name: (lambda m: lambda x: m(x) if isinstance(m, Attention) else m(x, hw))(module)
                 for name, module in modules.items()}
     else:
-        modules = backbones(args, extent) if args.level == 'backbone' else args.detectors
+        modules = backbones(args, extent) if args.level == 'backbone' else args.models
         x = torch.randn(batch, 3, *extent, device=args.device, dtype=dtype)
-        call = {name: partial(detect, module) if args.level == 'detector' else module
+        if args.image:
+            x = real_image(args, modules[PLAIN]).to(x).expand(batch, -1, -1, -1).contiguous()
+        whole = {'classifier': classify, 'detector': detect_all if args.image else detect}
+        call = {name: partial(whole[args.level], module) if args.level in whole else module
                 for name, module in modules.items()}
     x.requires_grad_(args.train)
     functions, ignored = {}, {}
@@ -214,17 +264,20 @@ def inference(module: nn.Module, function: Callable, x: Tensor) -> object:
 
 
 def step(module: nn.Module, function: Callable, x: Tensor) -> None:
-    module.zero_grad(set_to_none=True)
-    x.grad = None
+    """Forward and backward; gradients go afterwards, so that every step's peak counts its own."""
     out = function(x)
     out = out[-1] if isinstance(out, tuple) else out
     out.float().sum().backward()
+    module.zero_grad(set_to_none=True)
+    x.grad = None
 
 
 def logits_gib(args, batch: int, extent, dtype: torch.dtype) -> float:
     """Size of one layer's N x N matrices, what the math backend needs at least."""
     n = extent if args.level in ('operator', 'layer') else math.prod(side // 16 for side in extent)
     heads = args.heads
+    if args.level == 'classifier':
+        heads = getattr(args.models[PLAIN].backbone, 'num_heads', heads)
     if args.level == 'backbone':
         heads = timm.create_model(TIMM[args.arch], pretrained=False).blocks[0].attn.num_heads
     return batch * heads * n * n * max(dtype.itemsize, 4) / 2**30
@@ -237,6 +290,11 @@ def measure(args, batch: int, extent, dtype_name: str, progress) -> dict:
     functions, ignored = candidates(args, batch, extent, dtype)
     rows = {name: {} for name in functions}
     for backend in args.backend:
+        refusal = timing.backend_refusal(backend, args.device, dtype)
+        if refusal:
+            progress.write(f'{backend} backend left out, not available on {args.device} in '
+                           f'{dtype_name}: {refusal}')
+            continue
         if backend == 'math' and logits_gib(args, batch, extent, dtype) > args.math_limit:
             progress.write(f'math backend left out at {extent}: its matrices exceed '
                            f'{args.math_limit} GiB (--math-limit)')
@@ -249,6 +307,8 @@ def measure(args, batch: int, extent, dtype_name: str, progress) -> dict:
                     'ms': 1e3 * value.median,
                     'ms_p10': 1e3 * value.low,
                     'ms_p90': 1e3 * value.high,
+                    'ms_mean': 1e3 * value.mean,
+                    'ms_std': 1e3 * value.std,
                     'speedup': times[PLAIN].median / value.median,
                 }
                 if not args.no_memory:
@@ -267,15 +327,16 @@ def print_table(args, table: dict) -> None:
           f"{'forward + backward' if args.train else 'forward'}"
           f"{', compiled' if args.compile else ''}")
     backends = [b for b in args.backend if any(b in row for row in table['rows'].values())]
-    head = ''.join(f'{b + " ms":>12}{"p10 - p90":>20}{"x":>7}' for b in backends)
+    head = ''.join(f'{b + " ms":>12}{"p10 - p90":>20}{"mean ± std":>20}{"x":>7}' for b in backends)
     print(f"{'':<26}{head}{'peak MiB':>10}{'saved MiB':>11}")
     for name, row in table['rows'].items():
         line = f'{name:<26}'
         for b in backends:
             cell = row.get(b)
             spread = f"{cell['ms_p10']:.2f} - {cell['ms_p90']:.2f}"
-            line += f"{cell['ms']:12.2f}{spread:>20}{cell['speedup']:7.2f}"
-        first = row.get(backends[0], {})
+            mean = f"{cell['ms_mean']:.2f} ± {cell['ms_std']:.2f}"
+            line += f"{cell['ms']:12.2f}{spread:>20}{mean:>20}{cell['speedup']:7.2f}"
+        first = row.get(backends[0], {}) if backends else {}
         for key, width in (('peak_mib', 10), ('saved_mib', 11)):
             line += f"{first[key]:{width}.1f}" if key in first else f"{'-':>{width}}"
         print(line)
@@ -333,8 +394,8 @@ def layer_settings(**given) -> argparse.Namespace:
     """What :func:`run` needs for layer tables of DeiT-S; ``given``: tokens, device, repeat, ..."""
     settings = {
         'level': 'layer', 'dim': 384, 'heads': 6, 'keep_ratio': [.5, .3, .1], 'gather': 'auto',
-        'only': None, 'train': False, 'compile': False, 'warmup': 3, 'no_memory': False,
-        'threads': None, 'json': None, 'plot': None}
+        'only': None, 'image': None, 'train': False, 'compile': False, 'warmup': 3,
+        'no_memory': False, 'threads': None, 'json': None, 'plot': None}
     return argparse.Namespace(**settings | given)
 
 
@@ -343,9 +404,9 @@ def run(args) -> dict:
     use_device(args)
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.level == 'detector':
-        args.detectors = detectors(args)
-    extents = [args.shape] if args.level in ('backbone', 'detector') else args.tokens
+    if args.level in ('classifier', 'detector'):
+        args.models = whole_models(args)
+    extents = args.tokens if args.level in ('operator', 'layer') else [args.shape]
     jobs = [(b, e, d) for d in args.dtype for b in args.batch_size for e in extents]
     environment = timing.environment(args.device)
     print(' | '.join(environment.values()))
@@ -355,7 +416,7 @@ def run(args) -> dict:
         tables.append(measure(args, *job, progress))
         print_table(args, tables[-1])
     progress.bar.close()
-    settings = {key: value for key, value in vars(args).items() if key != 'detectors'}
+    settings = {key: value for key, value in vars(args).items() if key != 'models'}
     settings['keep_ratio'] = list(map(ratio_word, args.keep_ratio))
     result = {'environment': environment, 'settings': settings, 'tables': tables}
     if args.json:

@@ -13,6 +13,7 @@ from torch import nn
 from mmext.checkpoints import tost, vit
 from mmext.checkpoints.files import local_file, state_of
 from mmext.checkpoints.fit import DoesNotFit, Fit, require, some
+from mmext.checkpoints.official import own_names
 from mmext.checkpoints.safe_reader import UnreadableCheckpoint, read_checkpoint
 
 from .config_check import ConfigError
@@ -103,13 +104,21 @@ def check_readable(path: str) -> None:
 def check_fits(path: str, model: nn.Module) -> Fit:
     """Load a whole checkpoint into a model to be evaluated, drawn or exported.
 
+    A classifier takes the published file of its network too (DeiT, MAE, ToST, timm), head included.
+
     mmengine loads what matches and only logs the rest, so a file of another model, or of other
     classes, would be tested with random weights.
 
     Raises:
         DoesNotFit: a name is missing or left over, or a shape or buffer differs.
     """
-    return require(model, state_of(_content(path), path), path)
+    state = state_of(_content(path), path)
+    return require(model, own_names(state, model) or state, path)
+
+
+def is_published(path: str, model: nn.Module) -> bool:
+    """Whether :func:`check_fits` has to rename what is in the file."""
+    return own_names(state_of(_content(path), path), model) is not None
 
 
 def check_start(path: str, model: nn.Module) -> Fit:

@@ -18,7 +18,13 @@ from mmext.cli.clear_errors import one_clear_error  # noqa: F401  (for the tools
 from mmext.compat import cpu
 
 from . import work_dir as work_dirs
-from .checkpoint_check import check_checkpoint_file, check_fits, check_resumes, check_start
+from .checkpoint_check import (
+    check_checkpoint_file,
+    check_fits,
+    check_resumes,
+    check_start,
+    is_published,
+)
 from .config_check import (
     ConfigError,
     check_checkpoints,
@@ -226,6 +232,8 @@ def hold_against_checkpoint(runner: Runner, cfg: Config, training: bool) -> None
         model = model.module
     if not training:
         check_fits(cfg.load_from, model)
+        if is_published(cfg.load_from, model):
+            runner._has_loaded = True  # mmengine knows names as they are only
     elif cfg.get('resume'):
         check_resumes(cfg.load_from, model, cfg)
     else:

@@ -71,7 +71,8 @@ class BiasedAttention(nn.Module):
         gather: where the gathered form gathers: 'after' the projection to k and v, 'before' it
             (rows of x), or 'auto': on CPU by the ratio (see BEFORE_RATIO), else 'after'.
         num_prefix_tokens: class token and registers in front of the patch tokens.
-        keep_prefix: their columns are always kept, within k.
+        keep_prefix: their columns are always kept, within k (our choice, the paper is
+            silent); False lets them compete.
         rank_by_size: under token merging columns are ranked by b + log size instead of b.
 
     Raises:
@@ -90,7 +91,7 @@ class BiasedAttention(nn.Module):
                  train_mode: Literal['mask', 'gather'] = 'mask',
                  val_mode: Literal['mask', 'gather'] = 'gather',
                  gather: Literal['auto', 'before', 'after'] = 'auto',
-                 num_prefix_tokens: int = 0, keep_prefix: bool = False,
+                 num_prefix_tokens: int = 0, keep_prefix: bool = True,
                  rank_by_size: bool = False):
         super().__init__()
         if attn_head_dim is None:

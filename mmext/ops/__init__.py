@@ -1,6 +1,8 @@
 from mmext.ops.coding_rate import (
     coding_rate_ceiling,
     exact_coding_rate,
+    rate_reduction,
+    rate_reduction_reference,
     variational_coding_rate,
 )
 from mmext.ops.column_selection import (
@@ -65,6 +67,8 @@ __all__ = [
     'num_kept',
     'project_kept_kv',
     'query_key_free_attention',
+    'rate_reduction',
+    'rate_reduction_reference',
     'reference_key_bias_attention',
     'resize_position_grid',
     'scaled_r',

@@ -1,9 +1,12 @@
 """Coding rates of the MCR2 objective, the curves of the ToST and DMST papers.
 
-Symbols: v (B, H, N, P) tokens projected per head (U_k^T z_j), Pi (B, H, N) memberships,
-n_k = sum_j Pi_jk. With tokens normalized per head and eps2 = 0.01 the ceiling of the variational
-rate is 0.5 * 48 * ln(101) = 110.763 for P = 48, which is where ToST's published curve starts.
+Symbols: z (B, N, C) tokens, v (B, H, N, P) tokens projected per head (U_k^T z_j), Pi (B, H, N)
+memberships, n_k = sum_j Pi_jk. With tokens normalized per head and eps2 = 0.01 the ceiling of the
+variational rate is 0.5 * 48 * ln(101) = 110.763 for P = 48, which is where ToST's published curve
+starts.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,6 +71,72 @@ def exact_coding_rate(v: Tensor, pi: Tensor | None = None, gate: Tensor | None =
 def coding_rate_ceiling(head_dim: int, eps2: float = 0.01) -> float:
     """Largest variational rate of head-normalized tokens with memberships that sum to one."""
     return 0.5 * head_dim * torch.log1p(torch.tensor(1 / eps2, dtype=torch.float64)).item()
+
+
+class RateReduction(NamedTuple):
+    """MCR2 of (B,) images in nats: R(Z), R^c(Z, Pi) and their difference."""
+
+    whole: Tensor
+    parts: Tensor
+    reduction: Tensor
+
+
+def rate_reduction(z: Tensor, pi: Tensor, eps2: float = 0.01, normalize: bool = False,
+                   valid: Tensor | None = None) -> RateReduction:
+    """The MCR2 objective itself, of which the variational rate bounds the second part.
+
+        R(Z)       = 1/2 logdet(I + C / (eps2 n) Z Z^T)
+        R^c(Z, Pi) = 1/2 sum_k (n_k/n) logdet(I + C / (eps2 n_k) Z Diag(pi_k) Z^T)
+        Delta R    = R - R^c
+
+    By Sylvester's identity over the smaller of N and C. Where memberships sum to one over the
+    heads, Delta R is at least 0.
+
+    Args:
+        z: (B, N, C).
+        pi: (B, H, N), non-negative.
+        eps2: squared distortion.
+        normalize: tokens to unit length first.
+        valid: (B, N) bool, tokens that count.
+    """
+    v, pi, count = _prepare(z[:, None], pi, None, 'head' if normalize else None, valid)
+    z = v[:, 0]
+    ones = z.new_ones(z.shape[:2]) if valid is None else valid.to(z)
+    weights = torch.cat([ones[:, None], pi], 1)  # (B, 1 + H, N)
+    n_k = weights.sum(-1)
+    scale = z.shape[-1] / eps2 / n_k.clamp_min(1e-12)
+    with no_autocast(z):
+        if z.shape[1] < z.shape[2]:
+            root = _root(weights)
+            gram = torch.matmul(z, z.mT)[:, None] * root[..., None] * root[:, :, None]
+        else:
+            gram = torch.matmul(z.mT[:, None] * weights[:, :, None], z[:, None])
+    eye = torch.eye(gram.shape[-1], device=z.device, dtype=z.dtype)
+    rate = 0.5 * torch.logdet(gram * scale[..., None, None] + eye)
+    whole = rate[:, 0]
+    parts = (n_k[:, 1:] / count * rate[:, 1:]).sum(-1)
+    return RateReduction(whole, parts, whole - parts)
+
+
+def rate_reduction_reference(z: Tensor, pi: Tensor, eps2: float = 0.01) -> RateReduction:
+    """:func:`rate_reduction` term by term as the papers write it, in float64."""
+    n, dim = z.shape[1:]
+    eye = torch.eye(dim, dtype=torch.float64, device=z.device)
+    whole, parts = [], []
+    for tokens, memberships in zip(z.double().mT, pi.double(), strict=True):  # (C, N), (H, N)
+        whole.append(0.5 * torch.logdet(eye + dim / (eps2 * n) * tokens @ tokens.T))
+        parts.append(sum(
+            0.5 * pi_k.sum() / n * torch.logdet(
+                eye + dim / (eps2 * pi_k.sum()) * tokens @ torch.diag(pi_k) @ tokens.T)
+            for pi_k in memberships))
+    whole, parts = torch.stack(whole), torch.stack(parts)
+    return RateReduction(whole, parts, whole - parts)
+
+
+def _root(weights: Tensor) -> Tensor:
+    """Square root with gradient 0, not infinity, at 0."""
+    positive = weights > 0
+    return torch.where(positive, weights.where(positive, torch.ones_like(weights)).sqrt(), 0)
 
 
 def _prepare(v, pi, gate, normalize, valid):

@@ -1,9 +1,13 @@
 """Closed formulas against the published and independently derived numbers."""
 
 import pytest
+import torch
 
 from mmext.analysis import flop_formulas as flops
+from mmext.analysis.flop_counter import count_flops, drop_values
 from mmext.analysis.flop_formulas import gflops, vit_macs
+from mmext.models import BiasPrunedViT
+from mmext.ops.column_selection import keep_ratio_schedule, num_kept
 
 # 2 x MACs / 1e9 with class token and 1,000-class head
 # columns: 224 full, 224 pruned .9-.1, 1024 full, 1024 key bias, 1024 pruned .9-{.1 .2 .3 .5 .7}
@@ -44,6 +48,22 @@ def test_published_detector_numbers():
     assert round(gflops(dense['bbox_head']), 3) == 257.722
     assert round(gflops(dense['mask_head']), 3) == 105.972
     assert round(gflops(sum(dense.values()) - dense['backbone']), 3) == 686.084
+
+
+@pytest.mark.parametrize('shape', ['linear', 'cosine', 'smoothstep', 'sigmoid'])
+def test_the_published_gflops_leave_the_shape_of_the_schedule_open(shape):
+    """Formula and model agree for every shape; layer by layer the shapes differ."""
+    schedule = dict(start=.9, end=.1, shape=shape)
+    macs = vit_macs((1024, 1024), *flops.vit_size('deit-small'), keep_ratio=schedule,
+                    prefix_tokens=0, num_classes=0)
+    assert round(gflops(macs), 4) == 331.1697
+    kept = [num_kept(ratio, 4096) for ratio in keep_ratio_schedule(schedule, 12)]
+    assert sum(kept) == 24570 and (kept[0], kept[-1]) == (3686, 409)
+    assert (kept[3] == 2792) == (shape == 'linear')
+    model = BiasPrunedViT('deit-small', img_size=1024, with_cls_token=False, out_type='featmap',
+                          keep_ratio=schedule, gather='after').eval()
+    with drop_values(model):
+        assert count_flops(model, torch.rand(1, 3, 1024, 1024)).total == 2 * macs
 
 
 @pytest.mark.parametrize('name,dim,heads,expected', [

@@ -4,13 +4,13 @@ import importlib
 
 import pytest
 import torch
-from mmext.ops.key_bias import key_bias_attention, use_form
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmext.analysis import flop_formulas as flops
 from mmext.analysis.flop_counter import _handlers, count_flops, drop_values
 from mmext.models import BiasPrunedViT
+from mmext.ops.key_bias import key_bias_attention, use_form
 
 
 def build(**kwargs):

@@ -4,7 +4,6 @@ from importlib import import_module
 
 import pytest
 import torch
-from mmext.ops.key_bias import _split, use_form
 
 from mmext.ops import (
     channel_bias_attention,
@@ -16,6 +15,7 @@ from mmext.ops import (
     reference_key_bias_attention,
     top_k_columns,
 )
+from mmext.ops.key_bias import _split, use_form
 
 
 def make(batch, heads, n, width, dtype=torch.float64, bias='random', seed=0):

@@ -82,14 +82,49 @@ def test_backbones(tool):
 def test_detector(tool, root_dir):
     config = root_dir / 'configs/vitdet/mask-rcnn_deit-ti_sfp_lsj-100e_coco.py'
     args = tool.parse_args(['detector', '--config', str(config), '--shape', '64', *SMALL])
-    args.detectors = benchmark.detectors(args)
-    assert set(args.detectors) == {'plain', 'bias', 'pruned 0.9,0.1'}
-    model = args.detectors['pruned 0.9,0.1'].eval()
+    args.models = benchmark.whole_models(args)
+    assert set(args.models) == {'plain', 'bias', 'pruned 0.9,0.1'}
+    model = args.models['pruned 0.9,0.1'].eval()
     assert model.backbone.blocks[11].attn.rule_val.ratio == pytest.approx(0.1)
-    assert args.detectors['plain'].backbone.blocks[0].attn.key_bias is None
+    assert args.models['plain'].backbone.blocks[0].attn.key_bias is None
     with torch.no_grad():
         out = benchmark.detect(model, torch.rand(1, 3, 64, 64), proposals=7, boxes=3)
     assert out['mask_preds'].shape == (3, 80, 28, 28)
+    with torch.no_grad():
+        model.test_cfg.rcnn.score_thr = 0.
+        [sample] = benchmark.detect_all(model, torch.rand(1, 3, 64, 64))
+    found = sample.pred_instances
+    assert len(found) and found.masks.shape == (len(found), 64, 64)  # pasted into the image
+
+
+def test_classifier_as_the_paper_measures(tool, root_dir, tmp_path, capsys):
+    """Image and checkpoint reach the model: its scores are those of the same model by hand."""
+    import cv2
+
+    from mmext.cli.launch import build_model, load_config
+    config = str(root_dir / 'configs/deit_bias/deit-ti-bias-0.9-0.1_8xb128-ft_in1k.py')
+    model = build_model(load_config(config, None, None, 'none'))
+    torch.save({'state_dict': model.state_dict()}, tmp_path / 'a.pth')
+    image = torch.randint(0, 255, (32, 48, 3), dtype=torch.uint8).numpy()
+    cv2.imwrite(str(tmp_path / 'a.png'), image)
+    options = ['classifier', '--paper', '--config', config, '--checkpoint', str(tmp_path / 'a.pth'),
+               '--image', str(tmp_path / 'a.png'), '--shape', '224', '--device', 'cpu']
+    args = tool.parse_args(options)
+    assert (args.backend, args.warmup, args.repeat) == (['math', 'efficient'], 50, 200)
+    args.models = benchmark.whole_models(args)
+    functions, _ = benchmark.candidates(args, 1, (224, 224), torch.float32)
+    pixels = cv2.resize(image, (224, 224), interpolation=cv2.INTER_CUBIC)
+    pixels = torch.tensor(pixels[..., ::-1].copy()).permute(2, 0, 1)
+    with torch.no_grad():
+        data = model.data_preprocessor({'inputs': [pixels.flip(0)]})['inputs']
+        expected = model(data, mode='tensor')
+    assert functions['pruned 0.9,0.1']().shape == (1, 1000)
+    torch.testing.assert_close(functions['pruned 0.9,0.1'](), expected, rtol=1e-4, atol=1e-4)
+    result = run(tool, *options, '--warmup', 0, '--repeat', 2, '--no-memory')
+    assert 'efficient backend left out, not available on cpu' in capsys.readouterr().err
+    for row in result['tables'][0]['rows'].values():
+        assert set(row) == {'math'} and row['math']['ms_std'] >= 0
+        assert row['math']['ms_p10'] <= row['math']['ms_mean'] <= row['math']['ms_p90']
 
 
 @pytest.mark.parametrize('dtype', ['fp32', 'bf16'])

@@ -10,24 +10,17 @@ import yaml
 from mmengine.config import Config
 from scipy import stats
 
+from mmext.cli import evidence_page
+
 
 @pytest.fixture(scope='module')
 def tools(root_dir):
-    """tools/dev/evidence.py and evidence_page.py, imported as when they are run."""
-    sys.path.insert(0, str(root_dir / 'tools' / 'dev'))
-    try:
-        found = []
-        for name in ('evidence_page', 'evidence'):
-            spec = importlib.util.spec_from_file_location(
-                name, root_dir / 'tools' / 'dev' / f'{name}.py')
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            found.append(module)
-        yield found[1], found[0]
-    finally:
-        sys.path.pop(0)
-        for name in ('evidence_page', 'evidence'):
-            sys.modules.pop(name, None)
+    """tools/dev/evidence.py and the page that it writes."""
+    spec = importlib.util.spec_from_file_location('evidence', root_dir / 'tools/dev/evidence.py')
+    module = sys.modules['evidence'] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module, evidence_page
+    sys.modules.pop('evidence')
 
 
 @pytest.fixture(scope='module')

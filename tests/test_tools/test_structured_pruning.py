@@ -115,3 +115,25 @@ def test_foreign_file_is_refused(tmp_path):
     torch.save({'model': {}}, tmp_path / 'a.pth')
     with pytest.raises(ValueError, match=r'structured_pruning\.py'):
         structured.load_pruned(tmp_path / 'a.pth')
+
+
+def test_another_image_size(tmp_path):
+    """Positions are resized as timm resizes them; the backbone takes the size, else the file's."""
+    from timm.layers import resample_abs_pos_embed
+    torch.manual_seed(0)
+    vit = timm.create_model(TINY, depth=1, img_size=64)
+    torch.nn.init.normal_(vit.pos_embed)
+    small = {'model': vit.state_dict(), 'arch': TINY, 'num_heads': [3]}
+    torch.save(small, tmp_path / 'small.pth')
+    options = dict(depth=1)
+    large = structured.load_pruned(tmp_path / 'small.pth', img_size=(96, 128), **options).eval()
+    assert large.pos_embed.shape == (1, 1 + 6 * 8, 192)
+    expected = resample_abs_pos_embed(vit.pos_embed, new_size=[6, 8], num_prefix_tokens=1)
+    torch.testing.assert_close(large.pos_embed, expected, rtol=1e-4, atol=1e-4)
+    assert large(torch.rand(1, 3, 96, 128)).shape == (1, 1000)
+    whole = timm.create_model(TINY)
+    torch.save({'model': whole.state_dict(), 'arch': TINY, 'num_heads': [3] * 12},
+               tmp_path / 'whole.pth')
+    backbone = MODELS.build(dict(type='mmext.StructuredPrunedViT', img_size=256,
+                                 checkpoint=str(tmp_path / 'whole.pth')))
+    assert backbone(torch.rand(1, 3, 256, 256))[0].shape == (1, 192)

@@ -3,7 +3,8 @@
 Pearson r over the columns between the bias and (a) the column mean of the scaled q k^T without
 bias, (b) the attention received, bias included; per image and head, then averaged. And the overlap
 of the bias's top-k columns with those that receive the most attention. The model runs without
-pruning.
+pruning. The scatter figure shows the tokens of all images and heads, each head of each image
+brought to mean 0 and deviation 1.
 
 Example:
     python tools/analysis_tools/bias_correlation.py CONFIG CKPT --images dataset --num-images 200

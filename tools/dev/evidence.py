@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import evidence_page
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -360,11 +359,13 @@ def work(runs: list[Run], data: Path, deadline: float) -> None:
 
 
 def write_page() -> None:
+    from mmext.cli import evidence_page
     evidence_page.write(experiments(), FOLDER, RESULTS, ROOT / 'docs' / 'images')
 
 
 def save(found: dict, path: Path) -> None:
     """Write a result, complete or not at all."""
+    from mmext.cli import evidence_page
     unfinished = path.with_suffix('.unfinished')
     unfinished.write_text(evidence_page.dumps(found))
     os.replace(unfinished, path)

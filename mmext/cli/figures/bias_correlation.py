@@ -1,5 +1,8 @@
 """What tools/analysis_tools/bias_correlation.py draws and computes."""
 
+import numpy as np
+import torch
+
 from mmext.analysis.attention import bias_correlation, column_mean, overlap, pearson
 from mmext.analysis.drawing import Line, Panel, line_panels, scatter_grid
 from mmext.analysis.intermediates import analyzed_layers
@@ -19,19 +22,42 @@ from mmext.cli.analysis import (
 NEED = ('logits', 'bias', 'attn')
 
 
-def clouds(args, subject, head: int):
-    """For the first image: (bias, column mean, r) of each layer shown, against both partners."""
-    batch = next(batches(args, subject, progress=False))
-    rows, titles = ([], []), []
-    for layer in layers_of(subject, batch.inputs, shown_layers(args, subject.backbone, 6), NEED):
-        if layer.first:
-            continue
-        titles.append(f'block {layer.index}')
-        bias = layer.tensors['bias'][0, head]
-        for row, name in zip(rows, ('logits', 'attn'), strict=True):
-            partner = column_mean(layer.tensors[name])[0, head]
-            row.append((bias.cpu().numpy(), partner.cpu().numpy(), float(pearson(bias, partner))))
-    return batch.names[0], rows, titles
+POINTS = 20_000  # of a panel: more hide each other
+
+
+def clouds(args, subject):
+    """Of all images and chosen heads: (bias, column mean, mean r) of each layer shown, against both
+    partners, and the number of images.
+
+    Every head of every image is brought to mean 0 and deviation 1 first, since scales differ; r is
+    the mean over heads and images of their own correlations, as in the curves.
+    """
+    layers = shown_layers(args, subject.backbone, 6)
+    found = {layer: {name: ([], [], []) for name in ('logits', 'attn')} for layer in layers}
+    count = 0
+    for batch in batches(args, subject, progress=False):
+        count += len(batch.names)
+        for layer in layers_of(subject, batch.inputs, layers, NEED):
+            heads = chosen_heads(args, layer.tensors['bias'].shape[1])
+            bias = layer.tensors['bias'][:, heads]
+            for name, (x, y, r) in found[layer.index].items():
+                partner = column_mean(layer.tensors[name])[:, heads]
+                x.append(standardized(bias).flatten().cpu().numpy())
+                y.append(standardized(partner).flatten().cpu().numpy())
+                r.append(pearson(bias, partner).flatten().cpu().numpy())
+    rows = ([], [])
+    for layer in layers:
+        for row, (x, y, r) in zip(rows, found[layer].values(), strict=True):
+            x, y = np.concatenate(x), np.concatenate(y)
+            some = slice(None, None, -(-len(x) // POINTS))
+            row.append((x[some], y[some], float(np.nanmean(np.concatenate(r)))))
+    return rows, [f'block {layer}' for layer in layers], count
+
+
+def standardized(x: torch.Tensor) -> torch.Tensor:
+    """(B, H, N) to mean 0 and deviation 1 over N."""
+    x = x.double() - x.double().mean(-1, keepdim=True)
+    return x / x.std(-1, keepdim=True, correction=0).clamp_min(1e-12)
 
 
 def run(args) -> None:
@@ -62,12 +88,11 @@ def run(args) -> None:
     ], 'block', f'{subject.label}: mean and spread over {count} images')
     figures = [write_figure(args, [subject], figure, 'bias_correlation')]
 
-    head = chosen_heads(args, found['logits'].shape[2], [0])[0]
-    args.num_images = 1
-    name, rows, titles = clouds(args, subject, head)
+    rows, titles, images = clouds(args, subject)
+    heads = 'all heads' if args.heads is None else f'heads {args.heads}'
     figure = scatter_grid(
         rows, titles, 'key bias b', ['column mean of q kᵀ / √d', 'attention received'],
-        f'{name}, head {head}: one point a token')
+        f'{subject.label}: {images} images, {heads}; one point a token and head, standardized')
     figures.append(write_figure(args, [subject], figure, 'bias_scatter'))
     report(args, 'bias_correlation', [subject], {
         'images': count, 'layers': layers,

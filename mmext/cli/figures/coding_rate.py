@@ -2,18 +2,12 @@
 
 from mmext.analysis.drawing import Line, Panel, line_panels
 from mmext.analysis.intermediates import analyzed_layers
-from mmext.analysis.membership import layer_coding_rates
+from mmext.analysis.membership import layer_coding_rates, layer_rate_reduction, tensors_at
 from mmext.cli.analysis import collect, mean_and_spread, report, subjects, write_figure
 from mmext.ops.coding_rate import coding_rate_ceiling
 
 KINDS = {'variational': 'Variational coding rate', 'exact': 'Exact coding rate (log det)'}
-
-
-def output_projection(subject, layer):
-    """v (B, H, N, P) of the tokens that leave the block, by the block's own norm and projection."""
-    block = subject.backbone.blocks[layer.index]
-    tokens = block.norm1(layer.tensors['x_out'])
-    return block.attn.forward_intermediates(tokens, layer.hw)[1]['v']
+MCR2 = {'whole': ('R(Z)', '-'), 'parts': ('R^c(Z, Π)', '--'), 'reduction': ('ΔR', ':')}
 
 
 def measure(args, subject) -> dict:
@@ -21,11 +15,10 @@ def measure(args, subject) -> dict:
     ceiling = {}
 
     def numbers_of(layer):
-        tensors = dict(layer.tensors)
-        if args.site == 'output':
-            tensors['v'] = output_projection(subject, layer)
+        tensors = tensors_at(subject.backbone.blocks[layer.index], layer, args.site)
         ceiling['nats'] = coding_rate_ceiling(tensors['v'].shape[-1], args.eps2)
-        return layer_coding_rates(tensors, args.eps2, normalize, not args.full_subspace)
+        return (layer_coding_rates(tensors, args.eps2, normalize, not args.full_subspace)
+                | layer_rate_reduction(tensors, args.eps2, normalize is not None))
 
     found = collect(args, subject, numbers_of, ['v', 'membership'])
     numbers = {name: mean_and_spread(values, (1,)) for name, values in found.items()}
@@ -44,8 +37,14 @@ def run(args) -> None:
          for i, (label, numbers) in enumerate(found.items())], title, 'rate in nats',
         level=(found[models[0].label]['ceiling'], 'ceiling of unit-length tokens')
         if args.normalize == 'head' else None) for kind, title in KINDS.items()]
+    panels.append(Panel(
+        [Line(f'{label}: {word}', numbers['layers'], numbers['mean'][kind], style=style, color=i)
+         for i, (label, numbers) in enumerate(found.items())
+         for kind, (word, style) in MCR2.items()], 'MCR²: ΔR = R(Z) − R^c(Z, Π)', 'rate in nats'))
     count = found[models[0].label]['images']
-    figure = line_panels(panels, 'block', f'Mean and spread over {count} images')
+    where = {'input': 'at the input of the block', 'attention': 'behind the attention',
+             'block': 'behind the block'}[args.site]
+    figure = line_panels(panels, 'block', f'Mean and spread over {count} images, tokens {where}')
     path = write_figure(args, models, figure, 'coding_rate')
     report(args, 'coding_rate', models, {
         'eps2': args.eps2, 'normalize': args.normalize, 'site': args.site,

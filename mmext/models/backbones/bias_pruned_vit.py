@@ -233,7 +233,7 @@ class BiasPrunedViT(TokenBackbone):
                  keep_ratio_val: float | Sequence | Literal['same'] | None = 'same',
                  tau: float | None = None, tau_val: float | Literal['same'] | None = 'same',
                  train_mode: str = 'mask', val_mode: str = 'gather', gather: str = 'auto',
-                 keep_prefix: bool = False, num_qk_free: int = 0, window_size: int = 0,
+                 keep_prefix: bool = True, num_qk_free: int = 0, window_size: int = 0,
                  global_blocks: Sequence[int] | None = None, rel_pos: bool = False,
                  tome_r: int | Sequence | None = 0, tome_prop_attn: bool = True,
                  tome_rank_by_size: bool = False,

@@ -14,15 +14,18 @@ class StructuredPrunedViT(BaseModule):
     Args:
         checkpoint: the file, which holds shapes and weights; its head is left to the classifier.
         drop_path_rate: stochastic depth, linear over the blocks.
+        img_size: side or (H, W) in pixels; None: that of the file. Positions are resized to it.
 
     ``forward(x (B, 3, H, W))`` returns a tuple of one class token (B, C), C as the file has it
     (``embed_dim``).
     """
 
     def __init__(self, checkpoint: str, drop_path_rate: float = 0.0,
+                 img_size: int | tuple[int, int] | None = None,
                  init_cfg: dict | list | None = None):
         super().__init__(init_cfg)
-        self.vit = load_pruned(checkpoint, drop_path_rate=drop_path_rate)
+        size = {} if img_size is None else {'img_size': img_size}
+        self.vit = load_pruned(checkpoint, drop_path_rate=drop_path_rate, **size)
         self.vit.head = nn.Identity()
         self.embed_dim = self.vit.embed_dim
 
