@@ -21,7 +21,7 @@ env_cfg = dict(
     dist_cfg=dict(backend='nccl'))
 
 vis_backends = [dict(type='LocalVisBackend')]
-visualizer = dict(type='DetLocalVisualizer', vis_backends=vis_backends, name='visualizer')
+visualizer = dict(type='DetLocalVisualizer', vis_backends=vis_backends)
 log_processor = dict(type='LogProcessor', window_size=50, by_epoch=True)
 
 log_level = 'INFO'

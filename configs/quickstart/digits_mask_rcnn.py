@@ -159,6 +159,6 @@ default_hooks = dict(
         type='mmext.SafeCheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
     artifacts=dict(type='mmext.RunArtifactsHook'))
 visualizer = dict(
-    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')], name='visualizer')
+    type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)

@@ -101,7 +101,7 @@ def test_classifier_trains_and_tests(root_dir, digits, tmp_path):
     results = {}
     for flag in ((), ('--tta', )):
         test = tool(root_dir, 'test.py', config, checkpoint, '--work-dir', 'run', '--out',
-                    'metrics.json', *flag, '--cfg-options', *data, cwd=tmp_path)
+                    'metrics.json', '--overwrite', *flag, '--cfg-options', *data, cwd=tmp_path)
         assert test.returncode == 0, test.stderr[-3000:]
         results[flag] = json.loads((tmp_path / 'metrics.json').read_text())['accuracy/top1']
     validated = re.findall(r'accuracy/top1: ([\d.]+)', run.stdout + run.stderr)[-1]
