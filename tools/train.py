@@ -33,6 +33,7 @@ def main():
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.checkpoint_check import resume_from_last
     from mmext.cli.launch import ConfigError, build_runner, load_config
+    from mmext.cli.progress_bar import training_progress
     from mmext.cli.schedule import scale_learning_rate
     from mmext.cli.work_dir import saying_what_is_saved
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
@@ -51,7 +52,9 @@ def main():
     elif args.resume is not None:
         cfg.resume, cfg.load_from = True, args.resume
     with saying_what_is_saved(cfg.work_dir):
-        build_runner(cfg, ('train', 'val')).train()
+        runner = build_runner(cfg, ('train', 'val'))
+        with training_progress(runner):
+            runner.train()
 
 
 if __name__ == '__main__':
