@@ -1,16 +1,20 @@
 """What a run says before its first iteration: a summary; what fills screens goes to a file."""
 
+import importlib.util
 import logging
 import re
 from pathlib import Path
 
 import torch
+from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import RUNNERS
 
 import mmext
+from mmext.cli.config_check import ConfigError
+from mmext.cli.package_files import shipped
 from mmext.compat.messages import HARMLESS, silence_coco
 
 DETAILS = 'environment.txt'
@@ -94,6 +98,27 @@ def summary(runner) -> list[str]:
                  f'{log.parent.name}/{log.name}, {log.parent.name}/{DETAILS} (machine, versions, '
                  'hooks, rates of single parameters)')
     return lines
+
+
+def log_scalars_to(cfg: Config, name: str) -> None:
+    """Add a writer of scalars to the config's visualizer, in place.
+
+    Args:
+        name: a variable of ``configs/_base_/runtime/visualizers.py``, and the package it needs.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(f'--log {name}: the package is not installed: pip install {name}')
+    wanted = Config.fromfile(shipped('configs/_base_/runtime/visualizers.py'))[name]
+    if cfg.get('visualizer') is None:
+        kind = 'DetLocalVisualizer' if cfg.default_scope == 'mmdet' else 'UniversalVisualizer'
+        cfg.visualizer = dict(type=kind)
+    given = list(cfg.visualizer.get('vis_backends') or ())
+    types = {backend['type'] for backend in given}
+    cfg.visualizer.vis_backends = given + [
+        backend for backend in wanted if backend['type'] not in types]
 
 
 def build(cfg):

@@ -93,13 +93,13 @@ def test_only_known_messages_are_hidden(tmp_path):
 
 
 def test_other_messages_of_the_packages_still_show(capsys):
+    import mmengine.logging
     import pycocotools.coco
-    from mmengine.logging import print_log
 
     import mmext.registry  # noqa: F401
     from mmext.compat.messages import silence_coco
-    print_log('Could not import OneDL', level=logging.DEBUG)
-    print_log('a real warning', level=logging.WARNING)
+    mmengine.logging.print_log('Could not import OneDL', level=logging.DEBUG)
+    mmengine.logging.print_log('a real warning', level=logging.WARNING)
     silence_coco()
     pycocotools.coco.print('index created!')
     pycocotools.coco.print('a', 'caption')
@@ -107,3 +107,22 @@ def test_other_messages_of_the_packages_still_show(capsys):
     with warnings.catch_warnings(record=True) as caught:
         warnings.warn('faster_coco_eval changed', stacklevel=1)
     assert len(caught) == 1
+
+
+def test_scalars_for_tensorboard(root_dir, monkeypatch, digits, tmp_path):
+    """mmengine's own backend writes what the log says; an absent package is one clear line."""
+    pytest.importorskip('tensorboard')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from mmext.cli import run_log
+    run = subprocess.run(command(root_dir, digits, '--log', 'tensorboard'), cwd=tmp_path, text=True,
+                         capture_output=True, env={**os.environ, 'PYTHONPATH': str(root_dir)})
+    assert run.returncode == 0, run.stderr[-3000:]
+    events = EventAccumulator(str(next(tmp_path.glob('run/*/vis_data'))))
+    events.Reload()
+    losses = [event.value for event in events.Scalars('loss')]
+    shown = [float(v) for v in re.findall(r'  loss: ([\d.]+)', run.stdout)]
+    assert losses == pytest.approx(shown, abs=1e-3) and len(losses) == 2
+    monkeypatch.setattr(run_log.importlib.util, 'find_spec', lambda name: None)
+    with pytest.raises(run_log.ConfigError, match='pip install wandb'):
+        run_log.log_scalars_to(None, 'wandb')
