@@ -79,21 +79,6 @@ def test_detector(demo, images, tmp_path, capsys):
     assert not np.array_equal(cv2.imread(str(tmp_path / 'out' / 'vis' / 'plain.jpg')), plain)
 
 
-def test_images_of_one_name_do_not_share_a_result(demo, tmp_path, capsys):
-    infer = {'vis': b'drawn', 'preds': b'{}'}
-    out, names = tmp_path / 'out', demo.Names()
-    for image in ('a.jpg', 'a.png'):
-        folder = tmp_path / 'written'
-        for kind, content in infer.items():  # as mmdet's inferencer does
-            (folder / kind).mkdir(parents=True, exist_ok=True)
-            name = image if kind == 'vis' else 'a.json'
-            (folder / kind / name).write_bytes(content + image.encode())
-        demo.adopt(folder, out, names(image))
-    assert (out / 'preds' / 'a.json').read_text() == '{}a.jpg'
-    assert (out / 'preds' / 'a_png.json').read_text() == '{}a.png'
-    assert sorted(p.name for p in (out / 'vis').iterdir()) == ['a.jpg', 'a_png.png']
-
-
 def test_broken_image_does_not_stop_the_others(demo, images, tmp_path, capsys):
     folder, _ = images
     mixed = tmp_path / 'mixed'
