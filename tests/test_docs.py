@@ -148,9 +148,9 @@ def test_config_for_own_data(tmp_path, monkeypatch):
     from PIL import Image
 
     from mmext.cli.launch import build_model, load_config
-    text = next(t for _, t in blocks(ROOT / 'docs/training.md', 'python') if 'data/mine' in t)
+    text = next(t for _, t in blocks(ROOT / 'docs/own_data.md', 'python') if 'data/pets' in t)
     (tmp_path / 'my_detector.py').write_text(text)
-    images = tmp_path / 'data/mine/images'
+    images = tmp_path / 'data/pets/images'
     images.mkdir(parents=True)
     for i in range(2):
         Image.new('RGB', (64, 48), (90 * i, 60, 30)).save(images / f'{i}.jpg')

@@ -1,10 +1,13 @@
 """The model zoo: config files, tables of the READMEs and the index, each against the others."""
 
+import hashlib
 import re
 from pathlib import Path
 
 import modelindex
 import pytest
+
+from mmext.cli.package_files import TRAINED
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = sorted(path for path in (ROOT / 'configs').iterdir()
@@ -54,8 +57,16 @@ def test_entries_have_the_forms_of_the_field(index):
             assert result.task and result.dataset and result.metrics, model.name
 
 
-def test_absent_weights_are_said_to_be(index):
-    assert all(model.weights is None for model in index.models)
+def test_weights_are_shipped_or_said_to_be_absent(index):
+    """Those of `mmext predict --model` by the hash in their names, with results; no others."""
+    shipped = {f'configs/{config}' for config in TRAINED.values()}
+    for model in index.models:
+        if model.config not in shipped:
+            assert model.weights is None, model.name
+            continue
+        path = ROOT / model.weights
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert path.name == f'{model.name}-{digest[:8]}.pth' and model.results
     for folder in FOLDERS:
         head = (folder / 'metafile.yml').read_text().split('Collections:')[0]
         assert 'weights are not published' in head.replace('\n# ', ' '), folder.name

@@ -58,10 +58,13 @@ def parse_args(argv=None):
 
 
 def in_words(found: dict, score_thr: float) -> str:
-    """One line about an image: counts of the classes, or the class of the whole image."""
+    """One line about an image: counts of the classes, their pixels, or the image's class."""
     if 'scores' in found:
         return f'{found["class"]} ({found["score"]:.2f})'
-    names = [one['class'] for one in found.get('segments', found.get('classes', ()))]
+    if 'labels' in found:
+        return ', '.join(f'{one["class"]} {one["area"] / found["labels"].size:.0%}'
+                         for one in sorted(found['classes'], key=lambda one: -one['area']))
+    names = [one['class'] for one in found.get('segments', ())]
     names = names or [one['class'] for one in found.get('objects', ())
                       if one['score'] >= score_thr]
     counts = ', '.join(f'{names.count(name)} {name}' for name in dict.fromkeys(names))

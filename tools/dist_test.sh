@@ -7,6 +7,13 @@ CONFIG=${1:?$USAGE}
 CHECKPOINT=${2:?$USAGE}
 PROCESSES=${3:?$USAGE}
 
+# the processes share the cores: more threads than that wait for each other
+THREADS=1
+if [[ $PROCESSES =~ ^[1-9][0-9]*$ ]] && (($(nproc) > PROCESSES)); then
+    THREADS=$(($(nproc) / PROCESSES))
+fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$THREADS}"
+
 # exec: a signal to this script is one to the launcher, which ends its processes
 exec "${PYTHON:-python}" -m torch.distributed.run \
     --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \

@@ -5,6 +5,13 @@ set -e
 CONFIG=${1:?usage: dist_train.sh CONFIG NUM_PROCESSES [arguments of train.py]}
 PROCESSES=${2:?usage: dist_train.sh CONFIG NUM_PROCESSES [arguments of train.py]}
 
+# the processes share the cores: more threads than that wait for each other
+THREADS=1
+if [[ $PROCESSES =~ ^[1-9][0-9]*$ ]] && (($(nproc) > PROCESSES)); then
+    THREADS=$(($(nproc) / PROCESSES))
+fi
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$THREADS}"
+
 # exec: a signal to this script is one to the launcher, which ends its processes
 exec "${PYTHON:-python}" -m torch.distributed.run \
     --nnodes="${NNODES:-1}" --node_rank="${NODE_RANK:-0}" \

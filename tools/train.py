@@ -19,6 +19,10 @@ def parse_args():
     parser.add_argument(
         '--auto-scale-lr', action='store_true',
         help="scale all learning rates by actual batch size / the config's base batch size")
+    parser.add_argument(
+        '--log', choices=['tensorboard', 'wandb'],
+        help='where scalars go beside the log: TensorBoard files in the work dir, or Weights & '
+        'Biases')
     add_cfg_options(parser)
     parser.add_argument('--launcher', choices=['none', 'pytorch', 'slurm', 'mpi'], default='none')
     # torch.distributed.launch passes either spelling, depending on its version
@@ -33,6 +37,8 @@ def main():
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.checkpoint_check import resume_from_last
     from mmext.cli.launch import ConfigError, build_runner, load_config
+    from mmext.cli.progress_bar import training_progress
+    from mmext.cli.run_log import log_scalars_to
     from mmext.cli.schedule import scale_learning_rate
     from mmext.cli.work_dir import saying_what_is_saved
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
@@ -44,6 +50,8 @@ def main():
                               "'OptimWrapper'.")
         cfg.optim_wrapper.type = 'AmpOptimWrapper'
         cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
+    if args.log:
+        log_scalars_to(cfg, args.log)
     if args.auto_scale_lr:
         scale_learning_rate(cfg)
     if args.resume == 'auto':
@@ -51,7 +59,9 @@ def main():
     elif args.resume is not None:
         cfg.resume, cfg.load_from = True, args.resume
     with saying_what_is_saved(cfg.work_dir):
-        build_runner(cfg, ('train', 'val')).train()
+        runner = build_runner(cfg, ('train', 'val'))
+        with training_progress(runner):
+            runner.train()
 
 
 if __name__ == '__main__':

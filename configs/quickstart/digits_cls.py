@@ -46,7 +46,10 @@ val_dataloader = dict(
     **{**data, 'dataset': {
         **data['dataset'],
         'data_prefix': 'val',
-        'pipeline': [dict(type='LoadImageFromFile'), dict(type='PackInputs')]}},
+        'pipeline': [
+            dict(type='LoadImageFromFile'),
+            dict(type='Resize', scale=(48, 48)),  # nothing on these; images of others in `predict`
+            dict(type='PackInputs')]}},
     sampler=dict(type='DefaultSampler', shuffle=False))
 val_evaluator = dict(type='Accuracy', topk=1)
 test_dataloader = val_dataloader

@@ -1,5 +1,6 @@
 """A classifier, a backbone, or a detector's backbone and neck as a file that runs without mmext."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from mmext.cli.checkpoint_check import check_fits
 from mmext.cli.config_check import ConfigError
 from mmext.cli.launch import build_model, default_shape, load_config, set_keep_ratio
 from mmext.cli.outputs import check_outputs
+from mmext.cli.predictor import class_names, test_dataset
 
 
 class Exportable(nn.Module):
@@ -49,7 +51,33 @@ def build_part(args) -> tuple[Exportable, tuple[int, int]]:
                          'export --neck (backbone and neck) or --backbone-only')
     if part == 'neck' and getattr(model, 'neck', None) is None:
         raise ConfigError(f'--neck: {type(model).__name__} of this config has no neck')
-    return Exportable(model, part).eval(), args.shape or default_shape(model, cfg)
+    exportable, size = Exportable(model, part).eval(), args.shape or default_shape(model, cfg)
+    exportable.facts = facts(cfg, model, size, args.checkpoint)
+    return exportable, size
+
+
+def facts(cfg, model: nn.Module, size: tuple[int, int], checkpoint: str | None) -> dict[str, str]:
+    """What one must know to use the exported file, as JSON by name: see docs/deploy.md."""
+    preprocessor = model.data_preprocessor
+    swaps = getattr(preprocessor, 'to_rgb', getattr(preprocessor, '_channel_conversion', False))
+    known = {'height': size[0], 'width': size[1], 'channel_order': 'RGB' if swaps else 'BGR',
+             'mean': [0.] * 3, 'std': [1.] * 3}
+    if getattr(preprocessor, '_enable_normalize', False):
+        known.update({name: getattr(preprocessor, name).flatten().tolist()
+                      for name in ('mean', 'std')})
+    if cfg.get('test_dataloader') or cfg.get('val_dataloader'):
+        names, _ = class_names(test_dataset(cfg), checkpoint, cfg.default_scope)
+        if names is not None:
+            known['classes'] = names
+    return {name: json.dumps(value) for name, value in known.items()}
+
+
+def add_metadata(path: str, metadata: dict[str, str]) -> None:
+    """Put texts by name into an ONNX file's ``metadata_props``."""
+    import onnx
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, metadata)
+    onnx.save(model, path)
 
 
 def write(part: Exportable, size: tuple[int, int], fmt: str, out: str, opset: int = 18) -> None:
@@ -62,10 +90,11 @@ def write(part: Exportable, size: tuple[int, int], fmt: str, out: str, opset: in
         return
     with torch.no_grad():
         levels = len(part(image))
-    names = ['scores'] if part.head is not None else [f'output_{i}' for i in range(levels)]
+    names = ['logits'] if part.head is not None else [f'output_{i}' for i in range(levels)]
     torch.onnx.export(
         part, (image,), out, dynamo=True, opset_version=opset, dynamic_shapes=dynamic,
         input_names=['image'], output_names=names, external_data=False, verbose=False)
+    add_metadata(out, part.facts)
 
 
 def runner(fmt: str, out: str):

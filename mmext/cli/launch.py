@@ -8,7 +8,7 @@ import os.path as osp
 from mmengine.config import Config
 from mmengine.hub import get_config
 from mmengine.model import BaseTTAModel, is_model_wrapper
-from mmengine.registry import MODELS, RUNNERS, init_default_scope
+from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
@@ -17,6 +17,7 @@ from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.clear_errors import one_clear_error  # noqa: F401  (for the tools)
 from mmext.compat import cpu
 
+from . import run_log
 from . import work_dir as work_dirs
 from .checkpoint_check import (
     check_checkpoint_file,
@@ -207,7 +208,7 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
         save_safely(cfg)
         work_dirs.claim(cfg)
     cpu.init_process_group(cfg.launcher)
-    runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
+    runner = run_log.build(cfg)
     runner.logger.info(mmext.compat.patched())
     refuse_damaged_images(runner)
     if cfg.get('load_from') and not osp.isdir(cfg.load_from):  # sharded states are folders

@@ -49,6 +49,7 @@ class PredictionFiles:
                 raise ConfigError(f'the annotation file has no category {missing[0]!r}, which the '
                                   f'model knows; its own are {sorted(self.category_ids)[:10]}')
         self.images, self.results, self.panoptic, self.labels = [], [], [], {}
+        self.semantic = False
 
     def add(self, prediction: Prediction) -> dict:
         """Draw one prediction and keep its results; returns it as a dict."""
@@ -65,6 +66,7 @@ class PredictionFiles:
         if 'segments' in found:
             self._add_panoptic(name, image_id, found)
         if 'labels' in found:
+            self.semantic = True
             small = found['labels'].max() < 256
             write_image(self.out / 'semantic' / f'{name}.png',
                         found['labels'].astype(np.uint8 if small else np.uint16))
@@ -111,7 +113,8 @@ class PredictionFiles:
             if self.panoptic:
                 written['panoptic.json'] = {'images': self.images, 'categories': categories,
                                             'annotations': self.panoptic}
-            written['results.json'] = self.results
+            if not self.semantic:
+                written['results.json'] = self.results
         for name, content in written.items():
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / name).write_text(json.dumps(content))

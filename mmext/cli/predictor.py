@@ -108,7 +108,7 @@ class Predictor:
     """
 
     def __init__(self, cfg: Config, checkpoint: str | None, device: str):
-        dataset = _test_dataset(cfg)
+        dataset = test_dataset(cfg)
         steps = [step for step in dataset.pipeline
                  if not step['type'].split('.')[-1].startswith('Load')]
         loader = [step for step in dataset.pipeline
@@ -120,7 +120,7 @@ class Predictor:
         if cfg.get('data_preprocessor') is not None:
             cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
         self.cfg = cfg
-        self.classes, palette = _class_names(dataset, checkpoint, cfg.default_scope)
+        self.classes, palette = class_names(dataset, checkpoint, cfg.default_scope)
         build = _detector if cfg.default_scope == 'mmdet' else _classifier
         self.inferencer, self.visualizer = build(cfg, checkpoint, device, self.classes, palette)
         self.model = self.inferencer.model
@@ -172,29 +172,25 @@ class Predictor:
                 skip(image, error)
         if not read:
             return
-        try:
-            samples = self._infer([pixels for _, pixels in read])
+        try:  # the pipeline; what the model itself raises, out of memory too, ends the work
+            data = list(self.inferencer.preprocess(
+                [pixels for _, pixels in read], batch_size=len(read)))
         except Exception as error:
-            if len(read) == 1 and skip is not None:
-                skip(read[0][0], error)
-                return
-            if len(read) == 1:
+            if len(read) > 1:  # sizes that do not stack, or one bad image: each for itself
+                for image, _ in read:
+                    yield from self._batch([image], skip)
+            elif skip is None:
                 raise
-            # sizes that do not stack, or one bad image: each for itself
-            for image, _ in read:
-                yield from self._batch([image], skip)
+            else:
+                skip(read[0][0], error)
             return
+        samples = []
+        for part in data:  # mmdet hands the images on
+            samples.extend(self.inferencer.forward(part if isinstance(part, dict) else part[1]))
         for (image, _), sample in zip(read, samples, strict=True):
             if isinstance(image, (str, os.PathLike)):
                 sample.set_metainfo({'img_path': os.fspath(image)})
             yield Prediction(image, sample.cpu(), self)
-
-    def _infer(self, pixels: list[np.ndarray]) -> list:
-        samples = []
-        for data in self.inferencer.preprocess(pixels, batch_size=len(pixels)):
-            data = data if isinstance(data, dict) else data[1]  # mmdet hands the images on
-            samples.extend(self.inferencer.forward(data))
-        return samples
 
     def read(self, image) -> np.ndarray:
         """The pixels of an image as :meth:`predict` takes it: uint8 (H, W, 3), BGR."""
@@ -247,7 +243,7 @@ def _as_list(images) -> Iterable:
     return [images] if one else images
 
 
-def _test_dataset(cfg: Config):
+def test_dataset(cfg: Config):
     """The config of the data set whose pipeline images go through; made ``test_dataloader``'s."""
     loader = cfg.get('test_dataloader') or cfg.get('val_dataloader')
     if not loader:
@@ -263,7 +259,7 @@ def _test_dataset(cfg: Config):
     return cfg.test_dataloader.dataset
 
 
-def _class_names(dataset, checkpoint: str | None, scope: str):
+def class_names(dataset, checkpoint: str | None, scope: str):
     """Names and palette: of the checkpoint, else of the config, else of the data set's class."""
     datasets = importlib.import_module(f'{scope}.registry').DATASETS
     known = dict(getattr(datasets.get(dataset.type), 'METAINFO', None) or {})

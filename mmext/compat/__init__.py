@@ -14,16 +14,18 @@ def setup() -> None:
 
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
     mmengine read the checkpoints that it wrote and find mmext's configs by name, lets the
-    inferencers of both packages work in one process, and repairs mmdet's panoptic images. One line
-    to the logger ``mmext`` says what was changed, and :func:`patched` says it again.
+    inferencers of both packages work in one process, repairs mmdet's panoptic images, and hides
+    messages about optional packages. One line to the logger ``mmext`` says what was changed, and
+    :func:`patched` says it again.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.
     """
     if _patched:
         return
-    from . import hub, inferencers, mmcv_ext, panoptic, torch_load, versions
+    from . import hub, inferencers, messages, mmcv_ext, panoptic, torch_load, versions
     versions.check()
+    messages.silence_imports()
     compiled = mmcv_ext.has_compiled_ops()
     mmcv_ext.install()
     torch_load.allow_own_checkpoints()

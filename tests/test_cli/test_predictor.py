@@ -153,6 +153,32 @@ def test_bad_images(detector, tmp_path, digits):
         detector.predict(tmp_path / 'empty')
 
 
+def test_errors_of_the_model_end_the_work(detector, digits, monkeypatch):
+    """Out of memory and faults in code are neither retried image by image nor laid to an image."""
+    images = sorted((digits / 'detection/val').glob('*.png'))[:3]
+    for error in (torch.OutOfMemoryError('CUDA out of memory'), TypeError('a fault in code')):
+        calls, skipped = [], []
+
+        def fails(*args, error=error, calls=calls, **kwargs):
+            calls.append(1)
+            raise error
+        monkeypatch.setattr(detector.inferencer, 'forward', fails)
+        with pytest.raises(type(error), match=str(error)):
+            list(detector.stream(images, 3, skip=lambda *found, to=skipped: to.append(found)))
+        assert len(calls) == 1 and not skipped
+
+
+def test_classifier_takes_any_size(classifier, digits):
+    """Also mixed in a batch; twice the pixels of a digit are the same digit."""
+    images = [cv2.imread(str(path)) for path in
+              sorted((digits / 'classification/val').rglob('*.png'))[::12]]
+    large = [cv2.resize(image, (96, 80), interpolation=cv2.INTER_LINEAR) for image in images]
+    found = classifier.predict([*images, *large], batch_size=len(images) + 1)
+    labels = [one.as_dict()['label'] for one in found]
+    same = np.equal(labels[:len(images)], labels[len(images):])
+    assert len(same) > 25 and same.mean() > .9
+
+
 def test_bad_checkpoints(root_dir, tmp_path):
     config = root_dir / 'configs/quickstart/digits_cls.py'
     with pytest.raises(ConfigError, match=r'absent\.pth'):

@@ -159,3 +159,44 @@ def test_clear_errors(demo, root_dir, tmp_path, capsys):
     assert 'CHECKPOINT are missing' in capsys.readouterr().err
     with pytest.raises(ValueError, match='no images'):
         demo.main([str(tmp_path), config, config])
+
+
+@pytest.mark.parametrize('task', ['panoptic', 'semantic'])
+def test_dense_models(demo, root_dir, tmp_path, capsys, task):
+    """Random weights: files and dicts say the same of every pixel, at the images' own sizes."""
+    import mmext
+    config = root_dir / f'configs/quickstart/digits_{task}_fpn.py'
+    options = {'model.backbone.init_cfg': None}
+    torch.manual_seed(1)
+    random = mmext.load(config, device='cpu', options=options)
+    assert random.classes[-1] == 'squared paper'
+    torch.save(dict(state_dict=random.model.state_dict(), meta={}), tmp_path / 'model.pth')
+    rng = np.random.default_rng(0)
+    sizes = {'a.png': (128, 128), 'sub/b.jpg': (90, 150)}
+    for name, size in sizes.items():
+        (tmp_path / 'in' / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(
+            tmp_path / 'in' / name)
+    out = tmp_path / 'out'
+    assert demo.main([str(tmp_path / 'in'), str(config), str(tmp_path / 'model.pth'), '--device',
+                      'cpu', '--batch-size', '2', '--out-dir', str(out)]) == 0
+    assert '2 of 2 images' in capsys.readouterr().out
+    model = mmext.load(config, tmp_path / 'model.pth', device='cpu')
+    found = [one.as_dict() for one in model.predict(
+        [tmp_path / 'in' / name for name in sizes], batch_size=2)]
+    for (name, size), one in zip(sizes.items(), found, strict=True):
+        assert cv2.imread(str(out / 'vis' / name)).shape[:2] == size
+        if task == 'semantic':
+            labels = cv2.imread(str(out / f'semantic/{name}.png'), cv2.IMREAD_UNCHANGED)
+            assert np.array_equal(labels, one['labels']) and labels.shape == size
+            assert sum(part['area'] for part in one['classes']) == labels.size
+        else:
+            rgb = np.asarray(Image.open(out / f'panoptic/{name}.png')).astype(int)
+            ids = rgb @ (1, 256, 256 ** 2)  # COCO's panoptic format
+            assert np.array_equal(ids, one['segment_ids']) and ids.shape == size
+            said = next(entry for entry in json.loads((out / 'panoptic.json').read_text())
+                        ['annotations'] if entry['file_name'] == f'{name}.png')
+            areas = {part['id']: part['area'] for part in said['segments_info']}
+            assert areas == {int(i): int((ids == i).sum()) for i in np.unique(ids) if i}
+            assert areas
+    assert (out / 'results.json').exists() == (task == 'panoptic')

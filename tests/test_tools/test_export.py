@@ -98,13 +98,39 @@ def test_onnx_file_by_itself(export, pruned, tmp_path):
     assert {'TopK'} <= {node.op_type for node in graph.graph.node}
     session = onnxruntime.InferenceSession(str(out), providers=['CPUExecutionProvider'])
     assert [i.name for i in session.get_inputs()] == ['image']
-    assert [o.name for o in session.get_outputs()] == ['scores']
+    assert [o.name for o in session.get_outputs()] == ['logits']
     assert session.get_inputs()[0].shape[1:] == [3, 64, 64]
     image = torch.randn(5, 3, 64, 64)
     got, = session.run(None, {'image': image.numpy()})
     torch.testing.assert_close(torch.from_numpy(got), part(image)[0], atol=1e-4, rtol=1e-4)
     part.backbone.set_keep_ratio(None)
     assert (torch.from_numpy(got) - part(image)[0]).abs().max() > 1e-3
+
+
+def test_onnx_file_says_how_to_use_it(export, root_dir, tmp_path):
+    """The shipped classifier by onnxruntime, numpy and the file's own metadata alone."""
+    has_onnx()
+    import json
+
+    import numpy as np
+    import onnxruntime
+
+    import mmext
+    from mmext.cli.package_files import trained_model
+    config, weights = trained_model('digits-cls')
+    out = str(tmp_path / 'digits.onnx')
+    assert export.main([config, weights, '--out', out]) == 0
+    session = onnxruntime.InferenceSession(out, providers=['CPUExecutionProvider'])
+    facts = {name: json.loads(text)
+             for name, text in session.get_modelmeta().custom_metadata_map.items()}
+    assert facts['classes'] == list('0123456789')
+    assert (facts['height'], facts['width'], facts['channel_order']) == (48, 48, 'RGB')
+    bgr = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+    pixels = bgr[..., ::-1] if facts['channel_order'] == 'RGB' else bgr
+    image = ((pixels - np.array(facts['mean'])) / facts['std']).transpose(2, 0, 1)[None]
+    logits, = session.run(['logits'], {'image': image.astype('f4')})
+    want = mmext.load('digits-cls', device='cpu').predict(bgr)[0].as_dict()['scores']
+    np.testing.assert_allclose(np.exp(logits[0]) / np.exp(logits[0]).sum(), want, atol=1e-4)
 
 
 def test_export_says_what_is_wrong(export, pruned, tmp_path, capsys):

@@ -135,3 +135,21 @@ exec {sys.executable} "$@"
     assert done.stdout.strip() == str(python)
     assert (tmp_path / 'pip').read_text().splitlines()[-2:] == ['-e', f'{root}[tests]']
     assert not list(tmp_path.rglob('executed'))
+
+
+def test_launchers_share_the_cores(tmp_path):
+    """Cores / processes threads each, at least one, and what is set stays."""
+    python = tmp_path / 'python'
+    python.write_text('#!/bin/sh\necho "$OMP_NUM_THREADS"\n')
+    python.chmod(0o755)
+    cores = len(os.sched_getaffinity(0))
+    env = {key: value for key, value in os.environ.items() if key != 'OMP_NUM_THREADS'}
+    env['PYTHON'] = str(python)
+
+    def threads(script, *arguments, **more):
+        return subprocess.run(['bash', TOOLS / script, *arguments], env={**env, **more}, text=True,
+                              capture_output=True, check=True).stdout.strip()
+    for script, before in (('dist_train.sh', ['c.py']), ('dist_test.sh', ['c.py', 'x.pth'])):
+        assert threads(script, *before, '1') == str(cores)
+        assert threads(script, *before, str(cores * 2)) == '1'
+        assert threads(script, *before, '2', OMP_NUM_THREADS='7') == '7'

@@ -29,7 +29,7 @@ if [ -n "$fresh" ]; then rm -rf "$cls" "$det"; fi
 trap '[ $? = 0 ] || echo "quickstart did not finish; the same call goes on where it stopped" >&2' EXIT
 
 # More threads than this only get in each other's way on maps of 32 x 32.
-cores=$("$PYTHON" -c 'import os; print(min(4, os.cpu_count() or 1))')
+cores=$("$PYTHON" -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$cores}"
 
 # Prints the final checkpoint of a finished run, nothing for any other.

@@ -1,9 +1,10 @@
 """Export a classifier, a backbone, or a detector's backbone and neck for running without mmext.
 
 The exported model takes a float tensor `image` (B, 3, H, W) of a fixed size and any batch size,
-normalized as the config's data preprocessor does it. It gives `scores` (B, classes; before the
+normalized as the config's data preprocessor does it. It gives `logits` (B, classes; before the
 softmax) for a classifier, else one `output_i` a feature level. Pruning is part of it as in
-validation. It is then loaded again and compared with the model on batches of 1, 2 and 3.
+validation. ONNX files carry mean, std, channel order, size and class names as metadata. The file
+is then loaded again and compared with the model on batches of 1, 2 and 3.
 
 Examples:
     python tools/model_converters/export.py CONFIG CKPT --format onnx --out model.onnx
