@@ -11,6 +11,7 @@ from pycocotools.coco import COCO
 
 import mmext.registry  # noqa: F401  (pickles are read without running code in them)
 from mmext.cli.config_check import ConfigError
+from mmext.cli.outputs import check_outputs
 from mmext.engine.coco_evaluation import (
     BOX,
     CATEGORY,
@@ -122,6 +123,7 @@ def choose(files: list[Detections], iou_type: str) -> list[Detections]:
 
 def run(args) -> None:
     """Read, evaluate, print, write; ``args`` of eval_coco.py."""
+    check_outputs([args.json], args.overwrite, [args.gt, *args.results])
     gt, category_ids = load_gt(args.gt, args.classes)
     files = [load_results(path, category_ids) for path in args.results]
     for one in files:

@@ -182,7 +182,8 @@ def test_the_quickstart_detector_is_a_base_for_other_images(tmp_path):
         sample = Compose(cfg.test_dataloader.dataset.pipeline)(dict(
             img_path=str(tmp_path / 'x.png'), img_id=0, height=50, width=100, instances=[
                 dict(bbox=[10, 10, 30, 30], bbox_label=1, ignore_flag=0, mask=square)]))
-        assert VISUALIZERS.build(cfg.visualizer).__class__.__name__ == 'DetLocalVisualizer'
+        drawn_by = VISUALIZERS.build(dict(cfg.visualizer, name='other'))
+        assert type(drawn_by).__name__ == 'DetLocalVisualizer'
     truth = sample['data_samples'].gt_instances
     assert sample['inputs'].shape[1:] == (64, 128)
     assert truth.masks.masks.shape == (1, 50, 100)  # as --show-dir draws them: on the file

@@ -275,7 +275,7 @@ def test_same_features_as_bias_pruned_vit(shared_dir):
     """The given ViT-S through both backbones, dense and pruned."""
     path = str(shared_dir / 'weights' / 'vit_small_patch16_224_pretrained.safetensors')
     ours = MODELS.build(dict(type='mmext.TimmViT', model_name='deit_small_patch16_224',
-                             img_size=224, keep_prefix=False)).eval()
+                             img_size=224)).eval()
     other = BiasPrunedViT('deit-small', out_type='featmap').eval()
     ours.load_pretrained(path)
     other.load_pretrained(path)

@@ -11,6 +11,7 @@ image; for masks the size of an object is that of its mask.
 import argparse
 from pathlib import Path
 
+from mmext.cli.arguments import add_overwrite
 from mmext.cli.clear_errors import one_clear_error
 
 
@@ -30,6 +31,7 @@ def parse_args(argv=None):
         'evaluated, and labels of a pickle count them in the order of the file, as in CocoMetric')
     parser.add_argument('--backend', choices=['hotcoco', 'pycocotools'], default='hotcoco')
     parser.add_argument('--json', metavar='OUT', help='write the numbers to this file')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     for path in (args.gt, *args.results):
         if not Path(path).is_file():
