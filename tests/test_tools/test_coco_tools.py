@@ -70,7 +70,7 @@ def saved(coco_mini, tmp_path_factory):
 def test_eval_equals_pycocotools(load_tool, saved, tmp_path):
     ann_file, results, path = saved
     load_tool('analysis_tools/eval_coco.py').main(
-        ['--gt', str(ann_file), '--results', str(path), '--json', str(tmp_path / 'ap.json'),
+        ['--gt', str(ann_file), '--results', str(path), '--overwrite', '--json', str(tmp_path / 'ap.json'),
          '--classwise'])
     report = json.loads((tmp_path / 'ap.json').read_text())
     gt = COCO(str(ann_file))
@@ -109,7 +109,7 @@ def test_eval_equals_coco_metric(load_tool, saved, tmp_path):
     dump(predictions, str(tmp_path / 'out.pkl'))
     tool = load_tool('analysis_tools/eval_coco.py')
     tool.main(['--gt', str(ann_file), '--results', str(tmp_path / 'out.pkl'),
-               '--json', str(tmp_path / 'ap.json')])
+               '--overwrite', '--json', str(tmp_path / 'ap.json')])
     report = json.loads((tmp_path / 'ap.json').read_text())
     metric = CocoMetric(ann_file=str(ann_file), metric=['bbox', 'segm'])
     metric.dataset_meta = CocoDataset.METAINFO
@@ -126,7 +126,7 @@ def test_eval_of_nothing_and_of_strangers(load_tool, saved, tmp_path):
     tool = load_tool('analysis_tools/eval_coco.py')
     path, out = tmp_path / 'r.json', tmp_path / 'ap.json'
     path.write_text('[]')
-    tool.main(['--gt', str(ann_file), '--results', str(path), '--json', str(out)])
+    tool.main(['--gt', str(ann_file), '--results', str(path), '--overwrite', '--json', str(out)])
     assert json.loads(out.read_text())['bbox']['AP'] == 0
     for change, message in ((dict(image_id=-5), 'images'), (dict(category_id=1000), 'classes')):
         path.write_text(json.dumps([dict(results[0], **change)]))
@@ -168,7 +168,7 @@ def test_eval_of_some_classes_equals_coco_metric(load_tool, saved, tmp_path):
     tool = load_tool('analysis_tools/eval_coco.py')
     for file in (path, tmp_path / 'out.pkl'):
         tool.main(['--gt', str(ann_file), '--results', str(file), '--iou-types', 'bbox',
-                   '--classes', *names, '--classwise', '--json', str(tmp_path / 'ap.json')])
+                   '--classes', *names, '--classwise', '--overwrite', '--json', str(tmp_path / 'ap.json')])
         report = json.loads((tmp_path / 'ap.json').read_text())
         assert report['bbox']['AP'] == pytest.approx(expected, abs=6e-4) and expected > .1
         assert set(report['bbox_classwise']) == set(names)
@@ -182,7 +182,7 @@ def test_boxes_beside_masks_count_once(load_tool, saved, tmp_path):
                                  for one in results]))
     tool, found = load_tool('analysis_tools/eval_coco.py'), []
     for files in ([boxes], [boxes, path]):
-        tool.main(['--gt', str(ann_file), '--json', str(out), '--iou-types', 'bbox',
+        tool.main(['--gt', str(ann_file), '--overwrite', '--json', str(out), '--iou-types', 'bbox',
                    '--results', *map(str, files)])
         found.append(json.loads(out.read_text())['bbox'])
     assert found[0] == found[1]

@@ -118,7 +118,7 @@ def test_foreign_file_is_refused(tmp_path):
 
 
 def test_another_image_size(tmp_path):
-    """Positions are resized as by DeiT's code, without antialiasing; the backbone takes the size, else the file's."""
+    """Positions are resized without antialiasing; the backbone takes the size, else the file's."""
     from timm.layers import resample_abs_pos_embed
     torch.manual_seed(0)
     vit = timm.create_model(TINY, depth=1, img_size=64)
