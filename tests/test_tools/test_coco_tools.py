@@ -70,7 +70,8 @@ def saved(coco_mini, tmp_path_factory):
 def test_eval_equals_pycocotools(load_tool, saved, tmp_path):
     ann_file, results, path = saved
     load_tool('analysis_tools/eval_coco.py').main(
-        ['--gt', str(ann_file), '--results', str(path), '--overwrite', '--json', str(tmp_path / 'ap.json'),
+        ['--gt', str(ann_file), '--results', str(path), '--overwrite',
+         '--json', str(tmp_path / 'ap.json'),
          '--classwise'])
     report = json.loads((tmp_path / 'ap.json').read_text())
     gt = COCO(str(ann_file))
@@ -168,7 +169,8 @@ def test_eval_of_some_classes_equals_coco_metric(load_tool, saved, tmp_path):
     tool = load_tool('analysis_tools/eval_coco.py')
     for file in (path, tmp_path / 'out.pkl'):
         tool.main(['--gt', str(ann_file), '--results', str(file), '--iou-types', 'bbox',
-                   '--classes', *names, '--classwise', '--overwrite', '--json', str(tmp_path / 'ap.json')])
+                   '--classes', *names, '--classwise', '--overwrite',
+                   '--json', str(tmp_path / 'ap.json')])
         report = json.loads((tmp_path / 'ap.json').read_text())
         assert report['bbox']['AP'] == pytest.approx(expected, abs=6e-4) and expected > .1
         assert set(report['bbox_classwise']) == set(names)
