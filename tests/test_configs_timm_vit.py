@@ -8,11 +8,13 @@ from detection_helpers import build, fake_batch, losses_of
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
+from mmpretrain.structures import DataSample
 
 from mmext.registry import MODELS
 
 FOLDER = Path(__file__).resolve().parents[1] / 'configs' / 'timm_vit'
-CONFIGS = sorted(path.name for path in FOLDER.glob('*.py'))
+CONFIGS = sorted(path.name for path in FOLDER.glob('mask-rcnn*.py'))
+CLASSIFIERS = sorted(path.name for path in FOLDER.glob('*cifar*.py'))
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -60,3 +62,28 @@ def test_a_narrow_one_trains_a_step_and_predicts(name):
     with torch.no_grad():
         found = detector.eval()(**detector.data_preprocessor(batch, False), mode='predict')
     assert len(found) == 2
+
+
+def test_classifiers_differ_in_the_attention_alone():
+    """Features of the class token, the classes of the data, a rate for every block."""
+    init_default_scope('mmpretrain')
+    dense, pruned = sorted((Config.fromfile(FOLDER / name) for name in CLASSIFIERS),
+                           key=lambda cfg: cfg.model.backbone.key_bias)
+    assert pruned.model.backbone.pop('keep_ratio') == (.9, .1)
+    pruned.model.backbone.key_bias = False
+    assert {**dense, 'model': None} == {**pruned, 'model': None}
+    assert dense.model == pruned.model
+    dense.model.backbone.update(img_size=32, init_cfg=None, key_bias=True, keep_ratio=(.9, .1),
+                                model_args=dict(embed_dim=32, depth=4, num_heads=2))
+    dense.model.head.in_channels = 32
+    model = MODELS.build({**dense.model, 'data_preprocessor': dense.data_preprocessor})
+    dense.optim_wrapper.type = 'OptimWrapper'
+    groups = build_optim_wrapper(model, dense.optim_wrapper).optimizer.param_groups
+    assert {round(group['lr'] / 1e-4, 6) for group in groups} == {
+        round(.75 ** k, 6) for k in range(6)}
+    data = dict(inputs=[torch.randint(256, (3, 32, 32), dtype=torch.uint8)] * 2,
+                data_samples=[DataSample().set_gt_label(i) for i in (3, 97)])
+    loss = model(**model.data_preprocessor(data, True), mode='loss')['loss']
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+    assert model.eval().test_step(data)[0].pred_score.shape == (100,)

@@ -32,6 +32,7 @@ FAMILIES = {  # timm's name, options, sizes: the one it is built for, and two ot
     'samvit': ('samvit_base_patch16', dict(SMALL, window_size=3, global_attn_indexes=(1, 2)), P16),
     'flexivit': ('flexivit_small', SMALL, P16),
     'qk norm': ('vit_tiny_patch16_224', dict(SMALL, qk_norm=True, init_values=.5), P16),
+    'hybrid': ('vit_tiny_r_s16_p8_224', dict(SMALL, patch_size=2), [(32, 32), (64, 64), (24, 40)]),
     'parallel': ('vit_small_patch16_36x1_224', SMALL, P16),
 }
 FIXED = {'beit', 'beitv2'}  # position tables of one size

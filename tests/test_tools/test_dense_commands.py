@@ -23,7 +23,9 @@ def digits(root_dir, tmp_path_factory):
 @pytest.mark.parametrize('name, part, key', [
     ('panoptic_fpn', 'panoptic', 'coco_panoptic/PQ'), ('semantic_fpn', 'panoptic', 'mIoU'),
     ('mask2former', 'panoptic', 'coco_panoptic/PQ'), ('dino', 'detection', 'coco/bbox_mAP'),
-    ('retinanet', 'detection', 'coco/bbox_mAP')])
+    ('retinanet', 'detection', 'coco/bbox_mAP'),
+    ('mask_rcnn_timm-vit', 'detection', 'coco/segm_mAP'),
+    ('mask_rcnn_dinov2', 'detection', 'coco/segm_mAP')])
 def test_train_resume_test_and_draw(root_dir, digits, tmp_path, name, part, key):
     config = root_dir / 'configs/quickstart' / f'digits_{name}.py'
     work = tmp_path / 'work'

@@ -43,7 +43,7 @@ class TimmViT(TokenBackbone):
         model_name: of timm, e.g. 'vit_small_patch14_reg4_dinov2', 'vit_small_patch16_dinov3',
             'eva02_base_patch14_224', 'samvit_base_patch16'.
         patch_size: instead of the model's own; positions and patch embedding of a loaded file are
-            resampled by timm.
+            resampled by timm. Of a hybrid ('vit_tiny_r_s16_p8_224') the patches of its stem's map.
         img_size: side or (H, W) that positions are stored for. Other sizes are resampled in
             forward where the family can; BEiT's tables cannot: give the size that is trained on.
         out_indices, out_type, frozen_stages, with_cp, init_cfg: see ``TokenBackbone``. In
@@ -84,8 +84,8 @@ class TimmViT(TokenBackbone):
             raise ValueError(f"bias_init={bias_init!r} must be 'normal', 'zeros' or 'tiny'")
         vit = create(model_name, patch_size, img_size, drop_path_rate, pretrained,
                      model_args or {})
-        depth, patch = len(vit.blocks), vit.patch_embed.patch_size
-        super().__init__(depth, patch[0], out_indices, out_type, frozen_stages, with_cp, init_cfg)
+        depth, stride = len(vit.blocks), vit.patch_embed.feat_ratio()  # with that of a stem
+        super().__init__(depth, stride, out_indices, out_type, frozen_stages, with_cp, init_cfg)
         self.model_name = model_name
         self.num_prefix_tokens = getattr(vit, 'num_prefix_tokens', 0)
         if out_type == 'cls_token' and getattr(vit, 'cls_token', None) is None:
