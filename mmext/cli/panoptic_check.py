@@ -32,8 +32,8 @@ SAMPLES = 64  # label images read before a run; check_coco.py reads all
 PACKAGES = {
     'CocoPanopticMetric': ('panopticapi', "pip install 'mmext[panoptic]'"),
     'LoadPanopticAnnotations': ('panopticapi', "pip install 'mmext[panoptic]'"),
-    'LVISV1Dataset': ('lvis', 'pip install lvis'),
-    'LVISMetric': ('lvis', 'pip install lvis'),
+    'LVISV1Dataset': ('lvis', 'pip install --no-deps lvis'),
+    'LVISMetric': ('lvis', 'pip install --no-deps lvis'),
     'CityScapesMetric': ('cityscapesscripts', 'pip install cityscapesscripts'),
 }
 

@@ -14,8 +14,8 @@ def setup() -> None:
 
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
     mmengine read the checkpoints that it wrote and find mmext's configs by name, lets the
-    inferencers of both packages work in one process, repairs mmdet's panoptic images, and hides
-    messages about optional packages. One line to the logger ``mmext`` says what was changed, and
+    inferencers of both packages work in one process, repairs mmdet's panoptic images and lvis, and
+    hides messages about optional packages. One line to the logger ``mmext`` says what was changed, and
     :func:`patched` says it again.
 
     Raises:
@@ -23,7 +23,7 @@ def setup() -> None:
     """
     if _patched:
         return
-    from . import hub, inferencers, messages, mmcv_ext, panoptic, torch_load, versions
+    from . import hub, inferencers, lvis, messages, mmcv_ext, panoptic, torch_load, versions
     versions.check()
     messages.silence_imports()
     compiled = mmcv_ext.has_compiled_ops()
@@ -32,6 +32,7 @@ def setup() -> None:
     hub.add_package()
     inferencers.keep_scopes()
     panoptic.repair_when_imported()
+    lvis.repair_when_imported()
     left_out = versions.avoid_broken_transformers()
     _patched.extend([
         "mmcv's ops by " + ('its own kernels, by torchvision where these fall short' if compiled
@@ -39,7 +40,7 @@ def setup() -> None:
         "mmengine's log history allowed in checkpoints",
         "mmext's configs found by name",
         "mmpretrain's inferencers in their own scope, a function registry for mmdet's",
-        "mmdet's panoptic metric and images repaired",
+        "mmdet's panoptic metric and images repaired, lvis with NumPy >= 1.24",
         *(["mmpretrain's multimodal models left out"] if left_out else []),
     ])
     logging.getLogger('mmext').info(patched())
