@@ -15,8 +15,8 @@ def setup() -> None:
     Checks the installed versions, stands in for mmcv's compiled ops where they are absent, lets
     mmengine read the checkpoints that it wrote and find mmext's configs by name, lets the
     inferencers of both packages work in one process, repairs mmdet's panoptic images and lvis, and
-    hides messages about optional packages. One line to the logger ``mmext`` says what was changed, and
-    :func:`patched` says it again.
+    hides messages about optional packages. One line to the logger ``mmext`` says what was changed,
+    and :func:`patched` says it again.
 
     Raises:
         ImportError: An unsupported version, or a mixture of the two OpenMMLab families.

@@ -206,16 +206,17 @@ class BiasedAttention(nn.Module):
             attn_mask: additive, broadcastable to (B, H, N, N).
         """
         batch, num_tokens, _ = x.shape
-        shape = batch, num_tokens, -1, self.num_heads, self.head_dim
         width = self.num_heads * self.head_dim
         mask = None if attn_mask is None else columns.gather_logits(attn_mask)
         if columns.index is not None and self.gathers_before(columns, x):
             weight, bias = self.qkv.weight, self.qkv.bias
-            q = F.linear(x, weight[:width], None if bias is None else bias[:width]).reshape(shape)
+            q = F.linear(x, weight[:width], None if bias is None else bias[:width])
+            q = q.reshape(batch, num_tokens, 1, self.num_heads, self.head_dim)
             k, v = project_kept_kv(
                 x, columns.index, weight[width:], None if bias is None else bias[width:])
         else:
-            q = qkv = self.qkv(x).reshape(shape)
+            q = qkv = self.qkv(x).reshape(
+                batch, num_tokens, 3, self.num_heads, self.head_dim)
             if columns.index is None:
                 k, v = qkv.permute(2, 0, 3, 1, 4)[1:]
             else:

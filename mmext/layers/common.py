@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from mmext.ops.autograd import transformed
+
 
 def check_heads(dim: int, num_heads: int, name: str) -> None:
     if num_heads < 1 or dim % num_heads:
@@ -49,4 +51,4 @@ def drop_factors(dropout: nn.Dropout, v: Tensor) -> Tensor | None:
 
 def may_overwrite(projection: nn.Module) -> bool:
     """True when nobody but the layer itself sees the output of its projection."""
-    return is_plain_linear(projection) and not torch.is_grad_enabled()
+    return is_plain_linear(projection) and not torch.is_grad_enabled() and not transformed()

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmext.ops.autograd import transformed
+
 # A ratio such as .9 + (.1 - .9) * l / (L - 1) carries rounding error: .09999999999999998 * 100
 # must still floor to 10.
 FLOOR_SLACK = 1e-9
@@ -158,7 +160,7 @@ def choose_columns(rank: Tensor, rule: KeepRule, valid: Tensor | None = None,
         valid: (B, N) bool, False for padding, which is never attended to.
         num_protected: the first columns are always kept, within k.
         gather: to be gathered; else as a mask over all columns. A threshold keeps a number that
-            depends on the data: a graph being compiled masks.
+            depends on the data: compilers, transforms and tensors without data get a mask.
     """
     if rule.tau is None and (rule.ratio is None
                              or num_kept(rule.ratio, rank.shape[-1]) == rank.shape[-1]):
@@ -167,9 +169,9 @@ def choose_columns(rank: Tensor, rule: KeepRule, valid: Tensor | None = None,
         index, kept = top_k_columns(rank, rule.ratio, valid, num_protected)
     else:
         index, kept = threshold_columns(rank, rule.tau, valid, num_protected)
-        gather = gather and not torch.compiler.is_compiling()
+        gather = gather and not (torch.compiler.is_compiling() or transformed() or rank.is_meta)
         if gather:
-            longest = int(kept.sum(-1).max())
+            longest = max(int(kept.flatten(0, -2).any(0).sum()), 1)  # 1: of no samples at all
             index, kept = index[..., :longest], kept[..., :longest]
     if gather:
         return Columns(index, kept)

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mmext.ops.autograd import differentiated_again, gradients, transformed
 from mmext.ops.precision import autocast_copy
 
 # Exactly zero weight after softmax without the NaN that inf * 0 gives in a channel's gradient.
@@ -214,7 +214,8 @@ def project_kept_kv(x: Tensor, index: Tensor, weight: Tensor,
     row = index + torch.arange(batch, device=index.device).view(-1, 1, 1) * num_tokens
     row = row.transpose(0, 1).reshape(heads, -1)
     x, weight = autocast_copy(x.reshape(-1, dim)), autocast_copy(weight)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    if (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+            and not transformed()):
         out = _ProjectRows.apply(x, row, weight)
     else:
         out = _project_rows(x, row, weight)
@@ -241,9 +242,10 @@ class _ProjectRows(torch.autograd.Function):
         return _project_rows(x, row, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         x, row, weight = ctx.saved_tensors
+        if differentiated_again():
+            return gradients(_project_rows, (x, row, weight), grad)
         weight = _by_head(weight, len(row))
         grad_x, grad_weight = torch.zeros_like(x), torch.empty_like(weight)
         for part in _few_heads(x, row):
@@ -261,7 +263,7 @@ def _by_head(weight: Tensor, heads: int) -> Tensor:
 
 
 def _rows(x: Tensor, row: Tensor) -> Tensor:
-    return x.index_select(0, row.flatten()).view(*row.shape, -1)
+    return x.index_select(0, row.flatten()).view(*row.shape, x.shape[1])
 
 
 def _few_heads(x: Tensor, row: Tensor) -> list[slice]:

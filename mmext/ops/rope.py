@@ -9,7 +9,8 @@ arXiv 2601.17042; see ``mmext.layers.dmsa`` for the choice made here.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from mmext.ops.autograd import differentiated_again, plain, transformed
 
 ROPE_MODES = ('axial', 'raster')
 
@@ -57,8 +58,8 @@ def apply_rope(v: Tensor, hw: tuple[int, int], mode: str = 'axial', base: float 
     """
     if v.shape[-2] < hw[0] * hw[1]:
         raise ValueError(f'a grid of {hw} needs {hw[0] * hw[1]} tokens, got {v.shape[-2]}')
-    if torch.is_grad_enabled() and v.requires_grad:
-        return _Rope.apply(v, tuple(hw), mode, base)
+    if torch.is_grad_enabled() and v.requires_grad and not transformed():
+        return _Rope.apply(v, tuple(hw), mode, base, 1)
     return _rotate(v, hw, mode, base, 1, inplace)
 
 
@@ -66,8 +67,7 @@ def _rotate(v: Tensor, hw, mode, base, direction, inplace=False) -> Tensor:
     dtype = torch.promote_types(v.dtype, torch.float32)
     axes = _axis_angles(hw, v.shape[-1], mode, base, v.device, dtype)
     prefix = v.shape[-2] - hw[0] * hw[1]
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        # compilers and exporters know no complex numbers
+    if plain():  # compilers and exporters know no complex numbers
         angles = F.pad(_over_grid(axes, hw), (0, 0, prefix, 0)) * direction
         even, odd = v.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
         cos, sin = angles.cos(), angles.sin()
@@ -87,11 +87,11 @@ def _rotate(v: Tensor, hw, mode, base, direction, inplace=False) -> Tensor:
 class _Rope(torch.autograd.Function):
 
     @staticmethod
-    def forward(ctx, v, hw, mode, base):
-        ctx.args = hw, mode, base
-        return _rotate(v, hw, mode, base, 1)
+    def forward(ctx, v, hw, mode, base, direction):
+        ctx.args = hw, mode, base, -direction
+        return _rotate(v, hw, mode, base, direction)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
-        return _rotate(grad, *ctx.args, -1), None, None, None
+        turn = _Rope.apply if differentiated_again() else _rotate
+        return turn(grad, *ctx.args), None, None, None, None

@@ -8,7 +8,8 @@ never on a softmax.
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from mmext.ops.autograd import transformed
 
 
 def soft_threshold(scores: Tensor, dim: int = -1) -> Tensor:
@@ -24,7 +25,7 @@ def soft_threshold(scores: Tensor, dim: int = -1) -> Tensor:
     """
     if not scores.is_floating_point():
         raise TypeError(f'soft_threshold needs a floating-point tensor, got {scores.dtype}')
-    if torch.is_grad_enabled() and scores.requires_grad:
+    if torch.is_grad_enabled() and scores.requires_grad and not transformed():
         return _SoftThreshold.apply(scores, dim)
     return _project(scores, dim)
 
@@ -37,7 +38,7 @@ def _project(scores: Tensor, dim: int) -> Tensor:
     shape = [1] * s.dim()
     shape[dim] = -1
     rank = torch.arange(1, s.shape[dim] + 1, device=s.device, dtype=s.dtype).view(shape)
-    size = (1 + rank * ranked > total).sum(dim, keepdim=True).clamp_(min=1)
+    size = (1 + rank * ranked > total).sum(dim, keepdim=True).clamp(min=1)
     kappa = (total.gather(dim, size - 1) - 1) / size
     out = (s - kappa).clamp_min_(0)
     # a long cumsum carries rounding errors of the size of the entries themselves; one Newton step
@@ -58,7 +59,6 @@ class _SoftThreshold(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         support = ctx.saved_tensors[0] > 0
         grad32 = grad.to(torch.promote_types(grad.dtype, torch.float32)) * support

@@ -25,7 +25,7 @@ class Matching(NamedTuple):
 
 def scaled_r(r: int, num_tokens: int, reference: int = 196) -> int:
     """r' = round(r * N / 196): the same share of the tokens at another image size."""
-    return round(r * num_tokens / reference)
+    return round(r * int(num_tokens) / reference)  # torch.jit.trace counts in tensors
 
 
 def merge_schedule(r: int | Sequence, depth: int) -> list[int]:

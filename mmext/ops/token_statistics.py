@@ -16,8 +16,8 @@ the per-token scalars only and recomputes the squares.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mmext.ops.autograd import differentiated_again, gradients, plain, transformed
 from mmext.ops.precision import no_autocast
 from mmext.ops.thresholding import soft_threshold
 
@@ -212,7 +212,8 @@ def membership_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None,
         (B, H, N).
     """
     tensors = (x, weight) if bias is None else (x, weight, bias)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+            and not transformed()):
         logits = _MembershipLogits.apply(x, weight, None if saved is x else saved)
     else:
         logits = _project_logits(x, weight)
@@ -225,6 +226,8 @@ def token_energy(v: Tensor, valid: Tensor | None = None) -> Tensor:
     Each channel is divided by its L2 norm over the valid tokens (official ToST's F.normalize on
     dim -2), in fp32 at least.
     """
+    if transformed():
+        return _plain_energy(v, valid)
     if torch.is_grad_enabled() and v.requires_grad:
         return _TokenEnergy.apply(v, valid)
     return _energy(v, _square_sum(v, valid))
@@ -242,6 +245,8 @@ def statistics_attention(v: Tensor, weights: Tensor, coef: Tensor,
     Returns:
         y (B, H, N, P) in v's dtype and layout, m (B, H, P) without gradient.
     """
+    if transformed():
+        return _plain_attention(v, weights, coef, drop_factors)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (v, weights, coef)):
         return _StatisticsAttention.apply(v, weights, coef, drop_factors)
     with no_autocast(v):
@@ -249,15 +254,10 @@ def statistics_attention(v: Tensor, weights: Tensor, coef: Tensor,
         return _scale(v, coef, _shrinkage(m, drop_factors), inplace), m
 
 
-def _traced() -> bool:
-    """Compilers and exporters get plain expressions: one slice, no ``out=``, nothing in place."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
-
-
 def _chunks(v: Tensor, axis: int = 2):
     """Slices of the token axis, small enough for temporaries to stay in cache (CPU) or small."""
     length = v.shape[axis]
-    if _traced():
+    if plain():
         return (slice(0, length),)
     budget = 2**20 if v.device.type == 'cpu' else 2**24
     step = max(1, budget * length // max(1, v.numel()))
@@ -265,7 +265,7 @@ def _chunks(v: Tensor, axis: int = 2):
 
 
 def _square(v: Tensor, dtype: torch.dtype) -> Tensor:
-    if _traced():
+    if plain():
         return v.to(dtype).square()
     # contiguous on purpose: a batched product of a strided tensor would copy it again
     if v.dtype == dtype:
@@ -292,7 +292,7 @@ def _scale(v: Tensor, coef: Tensor, factor: Tensor, inplace: bool = False) -> Te
     """coef_n factor_p v_np in v's dtype and layout."""
     dtype = stat_dtype(v.dtype)
     factor = factor[:, :, None].to(dtype)
-    if _traced():
+    if plain():
         return (v * coef[..., None].to(dtype) * factor).to(v.dtype)
     out = v if inplace else torch.empty_like(v)
     for s in _chunks(v):
@@ -302,6 +302,17 @@ def _scale(v: Tensor, coef: Tensor, factor: Tensor, inplace: bool = False) -> Te
         else:
             target.copy_((v[:, :, s] * scalar).mul_(factor))
     return out
+
+
+def _plain_attention(v: Tensor, weights: Tensor, coef: Tensor, drop_factors: Tensor | None
+                     ) -> tuple[Tensor, Tensor]:
+    """``statistics_attention`` as torch differentiates it, as often as asked."""
+    dtype = stat_dtype(v.dtype)
+    with no_autocast(v):
+        m = torch.matmul(weights.to(dtype)[:, :, None], v.to(dtype).square())
+        m = m.squeeze(2).clamp_min(0)
+        factor = _shrinkage(m, drop_factors)[:, :, None]
+        return (v * coef.to(dtype)[..., None] * factor).to(v.dtype), m
 
 
 class _StatisticsAttention(torch.autograd.Function):
@@ -317,9 +328,11 @@ class _StatisticsAttention(torch.autograd.Function):
         return y, m
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad, _):
         v, weights, coef, drop_factors, moment = ctx.saved_tensors
+        if differentiated_again():
+            return gradients(lambda *inputs: _plain_attention(*inputs)[0],
+                             (v, weights, coef, drop_factors), grad)
         dtype = stat_dtype(v.dtype)
         with no_autocast(v):
             m = moment.clamp_min(0)
@@ -364,6 +377,14 @@ def _energy(v: Tensor, total: Tensor) -> Tensor:
     return out
 
 
+def _plain_energy(v: Tensor, valid: Tensor | None) -> Tensor:
+    """``token_energy`` as torch differentiates it, as often as asked."""
+    with no_autocast(v):
+        square = v.to(stat_dtype(v.dtype)).square()
+        seen = square if valid is None else square * valid[:, None, :, None]
+        return (square / seen.sum(2, keepdim=True).clamp_min(NORM_EPS**2)).sum(-1)
+
+
 class _TokenEnergy(torch.autograd.Function):
 
     @staticmethod
@@ -373,9 +394,10 @@ class _TokenEnergy(torch.autograd.Function):
         return _energy(v, total)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         v, valid, total = ctx.saved_tensors
+        if differentiated_again():
+            return gradients(_plain_energy, (v, valid), grad)
         dtype = stat_dtype(v.dtype)
         with no_autocast(v):
             inverse = 1 / total.clamp_min(NORM_EPS**2)
@@ -412,7 +434,6 @@ class _MembershipLogits(torch.autograd.Function):
         return _project_logits(x, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         saved, weight = ctx.saved_tensors
         dtype = stat_dtype(ctx.dtype)

@@ -154,6 +154,8 @@ class TimmViT(TokenBackbone):
     # ------------------------------------------------------------------ forward
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """x (B, 3 or 4, H, W) -> one output of ``out_type`` per entry of ``out_indices``."""
+        if not len(x):
+            raise ValueError(f'{self.model_name}: timm takes no batch without images')
         x, hw, valid = self.split_input(x)
         options = {}
         if self.use_valid_mask and valid is not None:
