@@ -25,7 +25,7 @@ model = dict(
 
 data_root = 'data/digits/classification'
 # 1,438 digits x 3 renderings / batches of 64 = 68 iterations an epoch
-epochs = 20
+epochs = 14
 data = dict(
     batch_size=64,
     num_workers=0,
@@ -60,7 +60,7 @@ optim_wrapper = dict(
 param_scheduler = [
     dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
     dict(type='CosineAnnealingLR', T_max=epochs * 68, by_epoch=False)]
-train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=4)
+train_cfg = dict(by_epoch=True, max_epochs=epochs, val_interval=7)
 val_cfg = test_cfg = dict()
 
 default_hooks = dict(

@@ -319,14 +319,7 @@ def measure(args, batch: int, extent, dtype_name: str, progress) -> dict:
             times = timing.time_alternating(
                 functions, args.device, args.warmup, args.repeat, progress.update)
             for name, value in times.items():
-                rows[name][backend] = {
-                    'ms': 1e3 * value.median,
-                    'ms_p10': 1e3 * value.low,
-                    'ms_p90': 1e3 * value.high,
-                    'ms_mean': 1e3 * value.mean,
-                    'ms_std': 1e3 * value.std,
-                    'speedup': times[PLAIN].median / value.median,
-                }
+                rows[name][backend] = cell_of(value, times[PLAIN])
                 if not args.no_memory:
                     rows[name][backend]['peak_mib'] = (
                         timing.peak_bytes(functions[name], args.device) / 2**20)
@@ -334,6 +327,14 @@ def measure(args, batch: int, extent, dtype_name: str, progress) -> dict:
                     rows[name][backend]['saved_mib'] = timing.saved_bytes(
                         functions[name], ignored[name]) / 2**20
     return {'batch': batch, 'extent': extent, 'dtype': dtype_name, 'rows': rows}
+
+
+def cell_of(value: timing.Timing, plain: timing.Timing) -> dict[str, float]:
+    """One measured cell of a table, as JSON files hold it."""
+    return {
+        'ms': 1e3 * value.median, 'ms_p10': 1e3 * value.low, 'ms_p90': 1e3 * value.high,
+        'ms_mean': 1e3 * value.mean, 'ms_std': 1e3 * value.std,
+        'speedup': plain.median / value.median}
 
 
 def print_table(args, table: dict) -> None:

@@ -105,7 +105,7 @@ def measure_rounds(candidates: dict[str, Callable], items: list, warmup: int, re
     return found
 
 
-def cell_of(rounds: list[list[float]], baseline: list[list[float]]) -> dict[str, float]:
+def part_cell(rounds: list[list[float]], baseline: list[list[float]]) -> dict[str, float]:
     """One part of one candidate: ms is the mean over the items of their median over the rounds,
     p10 and p90 are over the rounds' means; speedup_p10 and speedup_p90 over the items."""
     items = [median(seconds) for seconds in zip(*rounds, strict=True)]
@@ -121,7 +121,7 @@ def cell_of(rounds: list[list[float]], baseline: list[list[float]]) -> dict[str,
 
 def rows_of(found: dict) -> dict:
     first = next(iter(found.values()))
-    return {name: {part: cell_of(rounds, first[part]) for part, rounds in parts.items()}
+    return {name: {part: part_cell(rounds, first[part]) for part, rounds in parts.items()}
             for name, parts in found.items()}
 
 

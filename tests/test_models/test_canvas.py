@@ -152,10 +152,10 @@ def detecting(name, weights=None):
             if key.endswith('bias') and 'key_bias' not in key:
                 parameter.add_(.05 * torch.randn(parameter.shape, generator=generator))
         model.rpn_head.rpn_cls.weight.mul_(30)
-        model.rpn_head.rpn_reg.weight.mul_(5)
+        model.rpn_head.rpn_reg.weight.mul_(2)
         model.roi_head.bbox_head.fc_cls.weight.mul_(30)
         model.roi_head.bbox_head.fc_cls.bias[-1] -= 2  # less background
-        model.roi_head.bbox_head.fc_reg.weight.mul_(30)
+        model.roi_head.bbox_head.fc_reg.weight.mul_(5)
         model.roi_head.mask_head.conv_logits.weight.mul_(30)
     model.roi_head.test_cfg.mask_thr_binary = -1  # soft masks, 0 to 255
     return model.eval()
