@@ -34,10 +34,9 @@ model = dict(
         train_mode='gather',  # the same values as 'mask', faster here
         out_type='featmap',
         final_norm=True,
-        frozen_stages=0,
         init_cfg=dict(
             type='Pretrained',
-            checkpoint='work_dirs/digits_cls/epoch_14.pth',
+            checkpoint='work_dirs/digits_cls/epoch_12.pth',
             prefix='backbone.')),
     neck=dict(
         type='mmext.SimpleFeaturePyramid',
@@ -89,7 +88,7 @@ model = dict(
             allowed_border=-1,
             pos_weight=-1),
         rpn_proposal=dict(
-            nms_pre=100, max_per_img=50, nms=dict(type='nms', iou_threshold=.7),
+            nms_pre=200, max_per_img=100, nms=dict(type='nms', iou_threshold=.7),
             min_bbox_size=0),
         rcnn=dict(
             assigner={**assigner, 'pos_iou_thr': .5, 'neg_iou_thr': .5, 'min_pos_iou': .5,
@@ -116,7 +115,7 @@ pack = dict(
 train_pipeline = [load_image, load_annotations, resize, pack]
 test_pipeline = [load_image, resize, load_annotations, pack]  # evaluated at the image's own size
 train_dataloader = dict(
-    batch_size=8,
+    batch_size=4,
     num_workers=0,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
@@ -145,19 +144,20 @@ test_dataloader = val_dataloader
 test_evaluator = val_evaluator
 
 # 2,000 iterations x 8 canvases / 2,400 canvases = 6.7 epochs
-iters = 1300
+iters = 2000
 optim_wrapper = dict(
-    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=.05), clip_grad=dict(max_norm=1))
+    optimizer=dict(type='AdamW', lr=1.5e-3, weight_decay=.05, fused=True),
+    clip_grad=dict(max_norm=1))
 param_scheduler = [
     dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
     dict(type='CosineAnnealingLR', T_max=iters, by_epoch=False)]
-train_cfg = dict(by_epoch=False, max_iters=iters, val_interval=650)
+train_cfg = dict(by_epoch=False, max_iters=iters, val_interval=1000)
 val_cfg = test_cfg = dict()
 
 default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50),
     checkpoint=dict(
-        type='mmext.SafeCheckpointHook', by_epoch=False, interval=130, max_keep_ckpts=1),
+        type='mmext.SafeCheckpointHook', by_epoch=False, interval=200, max_keep_ckpts=1),
     artifacts=dict(type='mmext.RunArtifactsHook'))
 visualizer = dict(
     type='DetLocalVisualizer', vis_backends=[dict(type='LocalVisBackend')])

@@ -265,7 +265,7 @@ def candidates(args, batch: int, extent: int | tuple[int, int], dtype: torch.dty
     return functions, ignored
 
 
-def only(args, call: dict[str, Callable]) -> dict[str, Callable]:
+def only(args, call: dict) -> dict:
     """Those that --only names, and the baseline."""
     unknown = [name for name in args.only or () if name not in call]
     if unknown:

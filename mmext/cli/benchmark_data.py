@@ -19,7 +19,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 from mmext.analysis import timing
-from mmext.cli.benchmark import detect, load_weights, variants_of
+from mmext.cli.benchmark import detect, load_weights, only, variants_of
 from mmext.cli.config_check import check_data_paths
 from mmext.cli.launch import build_model, load_config
 from mmext.compat import cpu
@@ -198,7 +198,7 @@ def training_table(args, dtype: str, progress) -> dict:
         start = time.perf_counter()
         items.append((pseudo_collate([data[index]]), time.perf_counter() - start))
     candidates = {}
-    for name, options in training_variants(args, cfg).items():
+    for name, options in only(args, training_variants(args, cfg)).items():
         torch.manual_seed(0)
         options = {f'model.backbone.{key}': value for key, value in options.items()}
         cfg = load_config(args.config[0], options, None, 'none')

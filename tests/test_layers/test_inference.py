@@ -66,12 +66,17 @@ def test_the_input_is_not_overwritten():
     assert torch.equal(x, kept) and torch.equal(inside[1]['x_in'], tokens)
 
 
-@pytest.mark.parametrize('tokens', [1, 511, 512, 513, 1200])
-def test_mlp_in_parts(tokens):
+@pytest.mark.parametrize('tokens, parts', [(1, 1), (8, 1), (9, 2), (16, 2), (17, 3), (90, 12)])
+def test_mlp_in_parts(tokens, parts, monkeypatch):
+    monkeypatch.setattr(inference, 'HIDDEN', 2 * 8 * 64)
+    seen = []
+    gelu = inference.gelu_
+    monkeypatch.setattr(inference, 'gelu_', lambda x: seen.append(x.shape[1]) or gelu(x))
     mlp = shaken(Mlp(16, 64))
     x = torch.randn(2, tokens, 16)
     with torch.no_grad():
         torch.testing.assert_close(inference.run_mlp(mlp, x), mlp(x), atol=1e-6, rtol=1e-5)
+    assert len(seen) == parts and sum(seen) == tokens and max(seen) <= 8
 
 
 class Doubled(nn.Linear):

@@ -122,6 +122,8 @@ def parse_args(argv=None):
         parser.error('--image is for classifiers and detectors')
     if args.checkpoint and not args.config:
         parser.error('--checkpoint needs --config')
+    if args.only and args.level == 'images':
+        parser.error('--only: for images, name the configs to compare')
     if (args.data_root or args.number) and not on_data:
         parser.error('--data-root and --number are for images and training')
     if args.config and (args.train or args.compile):
