@@ -142,30 +142,43 @@ def whole_models(args) -> dict[str, nn.Module]:
         DoesNotFit: the checkpoint lacks more than a key bias, or has more.
     """
     import mmext.registry  # noqa: F401  (prepares mmdet and mmpretrain)
-    from mmext.checkpoints.files import read_state_dict
-    from mmext.checkpoints.fit import require
-    from mmext.checkpoints.official import own_names
     from mmext.cli.launch import build_model, load_config
-    cfg = load_config(args.config, None, None, 'none')
-    variants = {PLAIN: {}}
-    if cfg.model.backbone.type.endswith('BiasPrunedViT'):
-        variants = {PLAIN: dict(key_bias=False, keep_ratio=None),
-                    'bias': dict(key_bias=True, keep_ratio=None)}
-        variants.update({keep_name(k): dict(key_bias=True, keep_ratio=k) for k in args.keep_ratio})
+    config = args.config[0]
+    cfg = load_config(config, None, None, 'none')
+    variants = variants_of(cfg, args)
     sized = cfg.model.backbone.type.endswith(('BiasPrunedViT', 'StructuredPrunedViT'))
     if args.level == 'classifier' and sized:  # positions need no resizing in forward
         variants = {name: {**options, 'img_size': args.shape} for name, options in variants.items()}
     found = {}
     for name, options in variants.items():
         options = {f'model.backbone.{key}': value for key, value in options.items()}
-        if len(variants) > 1:
-            options['model.backbone.gather'] = args.gather
-        found[name] = build_model(load_config(args.config, options, None, 'none'))
+        found[name] = build_model(load_config(config, options, None, 'none'))
         if args.checkpoint:
-            state = read_state_dict(args.checkpoint)
-            require(found[name], own_names(state, found[name]) or state, args.checkpoint,
-                    lambda key: '.key_bias.' in key)
+            load_weights(found[name], args.checkpoint)
     return found
+
+
+def variants_of(cfg, args) -> dict[str, dict]:
+    """Options of a config's backbone by name: plain, with key bias, and pruned by --keep-ratio."""
+    if not cfg.model.backbone.type.endswith('BiasPrunedViT'):
+        return {PLAIN: {}}
+    return {PLAIN: dict(key_bias=False, keep_ratio=None, gather=args.gather),
+            'bias': dict(key_bias=True, keep_ratio=None, gather=args.gather),
+            **{keep_name(k): dict(key_bias=True, keep_ratio=k, gather=args.gather)
+               for k in args.keep_ratio}}
+
+
+def load_weights(model: nn.Module, checkpoint: str) -> None:
+    """Load a file by value; it may differ in the key bias.
+
+    Raises:
+        DoesNotFit: it differs in more.
+    """
+    from mmext.checkpoints.files import read_state_dict
+    from mmext.checkpoints.fit import require
+    from mmext.checkpoints.official import own_names
+    state = read_state_dict(checkpoint)
+    require(model, own_names(state, model) or state, checkpoint, lambda key: '.key_bias.' in key)
 
 
 def real_image(args, model: nn.Module) -> Tensor:
@@ -194,17 +207,20 @@ def detect_all(model: nn.Module, image: Tensor) -> object:
     return model.predict(image, fake_samples(image), rescale=True)
 
 
-def detect(model: nn.Module, image: Tensor, proposals: int = 1000, boxes: int = 100) -> object:
+def detect(model: nn.Module, image: Tensor, proposals: int = 1000, boxes: int = 100,
+           samples: list | None = None) -> object:
     """All parts of a two-stage detector with proposals' NMS, on fixed numbers of regions.
+
+    ``samples`` tell what of the input is image; None: all of it.
 
     Random weights find no objects, hence the fixed numbers; pasting masks into the image and
     the last NMS are left out. A model of another kind does what it does to predict.
     """
     from mmext.analysis.flop_counter import fake_samples, spread_boxes
-    samples = fake_samples(image)
+    samples = fake_samples(image) if samples is None else samples
     if not hasattr(model, 'roi_head'):
         return model.predict(image, samples, rescale=False)
-    shape = tuple(image.shape[-2:])
+    shape = tuple(samples[0].img_shape)
     features = model.extract_feat(image)
     model.rpn_head.predict(features, samples, rescale=False)
     if hasattr(model, 'semantic_head'):
@@ -249,7 +265,7 @@ def candidates(args, batch: int, extent: int | tuple[int, int], dtype: torch.dty
     return functions, ignored
 
 
-def only(args, call: dict[str, Callable]) -> dict[str, Callable]:
+def only(args, call: dict) -> dict:
     """Those that --only names, and the baseline."""
     unknown = [name for name in args.only or () if name not in call]
     if unknown:
@@ -303,14 +319,7 @@ def measure(args, batch: int, extent, dtype_name: str, progress) -> dict:
             times = timing.time_alternating(
                 functions, args.device, args.warmup, args.repeat, progress.update)
             for name, value in times.items():
-                rows[name][backend] = {
-                    'ms': 1e3 * value.median,
-                    'ms_p10': 1e3 * value.low,
-                    'ms_p90': 1e3 * value.high,
-                    'ms_mean': 1e3 * value.mean,
-                    'ms_std': 1e3 * value.std,
-                    'speedup': times[PLAIN].median / value.median,
-                }
+                rows[name][backend] = cell_of(value, times[PLAIN])
                 if not args.no_memory:
                     rows[name][backend]['peak_mib'] = (
                         timing.peak_bytes(functions[name], args.device) / 2**20)
@@ -318,6 +327,14 @@ def measure(args, batch: int, extent, dtype_name: str, progress) -> dict:
                     rows[name][backend]['saved_mib'] = timing.saved_bytes(
                         functions[name], ignored[name]) / 2**20
     return {'batch': batch, 'extent': extent, 'dtype': dtype_name, 'rows': rows}
+
+
+def cell_of(value: timing.Timing, plain: timing.Timing) -> dict[str, float]:
+    """One measured cell of a table, as JSON files hold it."""
+    return {
+        'ms': 1e3 * value.median, 'ms_p10': 1e3 * value.low, 'ms_p90': 1e3 * value.high,
+        'ms_mean': 1e3 * value.mean, 'ms_std': 1e3 * value.std,
+        'speedup': plain.median / value.median}
 
 
 def print_table(args, table: dict) -> None:
@@ -404,17 +421,24 @@ def run(args) -> dict:
     use_device(args)
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.level in ('classifier', 'detector'):
-        args.models = whole_models(args)
-    extents = args.tokens if args.level in ('operator', 'layer') else [args.shape]
-    jobs = [(b, e, d) for d in args.dtype for b in args.batch_size for e in extents]
     environment = timing.environment(args.device)
     print(' | '.join(environment.values()))
-    progress = Progress(len(jobs) * len(args.backend) * (args.warmup + args.repeat))
     tables = []
-    for job in jobs:
-        tables.append(measure(args, *job, progress))
-        print_table(args, tables[-1])
+    if args.level in ('images', 'training'):
+        from mmext.cli import benchmark_data
+        progress = Progress(args.warmup + args.repeat * args.number)
+        table = {'images': benchmark_data.images_table, 'training': benchmark_data.training_table}
+        tables.append(described(args, table[args.level](args, 'fp32', progress)))
+        benchmark_data.print_parts(args, tables[0])
+    else:
+        if args.level in ('classifier', 'detector'):
+            args.models = whole_models(args)
+        extents = args.tokens if args.level in ('operator', 'layer') else [args.shape]
+        jobs = [(b, e, d) for d in args.dtype for b in args.batch_size for e in extents]
+        progress = Progress(len(jobs) * len(args.backend) * (args.warmup + args.repeat))
+        for job in jobs:
+            tables.append(described(args, measure(args, *job, progress)))
+            print_table(args, tables[-1])
     progress.bar.close()
     settings = {key: value for key, value in vars(args).items() if key != 'models'}
     settings['keep_ratio'] = list(map(ratio_word, args.keep_ratio))
@@ -425,3 +449,8 @@ def run(args) -> dict:
     if args.plot:
         plot(args, tables, args.plot)
     return result
+
+
+def described(args, table: dict) -> dict:
+    """The table with what ``benchmark_compare`` tells tables apart by."""
+    return {'level': args.level, 'train': args.train, 'compile': args.compile} | table

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmext import ops
 from mmext.analysis import timing
-from mmext.cli import benchmark
+from mmext.cli import benchmark, benchmark_compare
 from mmext.cli.arguments import use_device
 from mmext.layers import DMSA, TSSA, BiasedAttention
 
@@ -151,7 +151,8 @@ class TokensOnly(nn.Module):
 
 
 def training_steps(device: str, size: int, batch_size: int, depth: int, repeat: int) -> dict:
-    """Forward, backward and AdamW of a DeiT-S backbone with each attention, in bf16 autocast."""
+    """Forward, backward and AdamW of a DeiT-S backbone with each attention, in bf16 autocast: a
+    table as ``benchmark.py`` writes it."""
     def attention(name: str, i: int) -> nn.Module:
         ratio = 0.9 - 0.8 * i / max(depth - 1, 1)
         return {
@@ -188,24 +189,26 @@ def training_steps(device: str, size: int, batch_size: int, depth: int, repeat: 
     times = timing.time_alternating(functions, device, warmup=2, repeat=repeat)
     rows = {}
     for name, value in times.items():
-        rows[name] = {'ms': 1e3 * value.median, 'ms_p10': 1e3 * value.low,
-                      'ms_p90': 1e3 * value.high,
-                      'speedup': times[benchmark.PLAIN].median / value.median,
-                      'peak_mib': timing.peak_bytes(functions[name], device) / 2**20}
-        print(f"  {name:<24}{rows[name]['ms']:10.2f} ms  x {rows[name]['speedup']:5.2f}  "
-              f"{rows[name]['peak_mib']:10.1f} MiB")
-    return {'size': size, 'batch_size': batch_size, 'depth': depth, 'rows': rows}
+        cell = benchmark.cell_of(value, times[benchmark.PLAIN])
+        cell['peak_mib'] = timing.peak_bytes(functions[name], device) / 2**20
+        rows[name] = {'fused': cell}
+        print(f"  {name:<24}{cell['ms']:10.2f} ms  x {cell['speedup']:5.2f}  "
+              f"{cell['peak_mib']:10.1f} MiB")
+    return {'level': f'step of DeiT-S, depth {depth}', 'train': True, 'compile': False,
+            'batch': batch_size, 'extent': (size, size), 'dtype': 'bf16', 'rows': rows}
 
 
 def run(args) -> int:
-    """All checks and tables; 1 when a value is wrong. ``args`` of tools/dev/gpu_check.py."""
+    """All checks and tables; 1 when a value is wrong, 3 when something got slower than in
+    --against. ``args`` of tools/dev/gpu_check.py."""
     use_device(args)
     start = time.monotonic()
     on_gpu = torch.device(args.device).type == 'cuda'
     torch.backends.cuda.matmul.allow_tf32 = False  # fp32 is to mean fp32
     torch.backends.cudnn.allow_tf32 = False
+    old = benchmark_compare.read(args.against) if args.against else None
     result = {'environment': timing.environment(args.device), 'checks': [], 'tables': [],
-              'training': [], 'skipped': []}
+              'skipped': []}
     print(' | '.join(result['environment'].values()))
 
     def save():
@@ -248,8 +251,10 @@ def run(args) -> int:
         if in_time(f'training step at {size}'):
             print(f'\ntraining step, DeiT-S backbone, {size} x {size}, batch {batch}, '
                   f'depth {depth}, bf16 autocast')
-            result['training'].append(
+            result['tables'].append(
                 training_steps(args.device, size, batch, depth, 10 if on_gpu else 3))
             save()
     print(f"\n{result['seconds']} s, written: {args.json}")
+    if old is not None and benchmark_compare.report(old, result):
+        return 1 if wrong else 3
     return int(bool(wrong))

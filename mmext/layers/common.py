@@ -37,9 +37,12 @@ def is_plain_linear(layer: nn.Module) -> bool:
     Not so for adapters (LoRA), quantized layers, parametrizations and hooked layers: they are
     called. A subclass counts as another layer.
     """
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks,
-             layer._backward_pre_hooks)
-    return type(layer) is nn.Linear and not any(hooks)
+    return type(layer) is nn.Linear and not has_hooks(layer)
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks,
+                layer._backward_pre_hooks))
 
 
 def drop_factors(dropout: nn.Dropout, v: Tensor) -> Tensor | None:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from detection_helpers import MASKED, build, fake_batch, small_config
+from detection_helpers import CONFIG_DIR, MASKED, build, fake_batch, load, small_config
 from mmdet.models import RPNHead, SingleRoIExtractor
 from mmengine.config import Config
 
@@ -137,3 +137,56 @@ def test_border_is_extended_by_replication():
     padded = F.pad(x, (0, 3, 0, 2))
     want = F.pad(F.pad(x, (0, 1, 0, 1), mode='replicate'), (0, 2, 0, 1))
     assert torch.equal(extend_border(padded), want)
+
+
+def detecting(name, weights=None):
+    """A detector of full size with sure heads, so that random weights find something."""
+    cfg = load(name)
+    cfg.model.backbone.init_cfg = None
+    model = build(cfg)
+    if weights is not None:
+        model.backbone.load_pretrained(str(weights))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith('bias') and 'key_bias' not in key:
+                parameter.add_(.05 * torch.randn(parameter.shape, generator=generator))
+        model.rpn_head.rpn_cls.weight.mul_(30)
+        model.rpn_head.rpn_reg.weight.mul_(2)
+        model.roi_head.bbox_head.fc_cls.weight.mul_(30)
+        model.roi_head.bbox_head.fc_cls.bias[-1] -= 2  # less background
+        model.roi_head.bbox_head.fc_reg.weight.mul_(5)
+        model.roi_head.mask_head.conv_logits.weight.mul_(30)
+    model.roi_head.test_cfg.mask_thr_binary = -1  # soft masks, 0 to 255
+    return model.eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [MASKED, DMST], ids=['deit', 'dmst'])
+def test_full_size_on_real_images(name, shared_dir, number=3):
+    """Boxes, scores and masks at 1024² are those of the square canvas, on photographs."""
+    from mmengine.dataset import pseudo_collate
+
+    from mmext.cli.benchmark_data import spread_by_shape, test_data
+    weights = shared_dir / 'weights/vit_small_patch16_224_pretrained.safetensors'
+    model = detecting(name, weights if name == MASKED and weights.is_file() else None)
+    data = test_data(str(CONFIG_DIR / name), str(shared_dir / 'data/coco_mini'))[1]
+    for index in spread_by_shape(data, number):
+        found = []
+        for divisor in (1024, 16):
+            model.data_preprocessor.val_pad_size_divisor = divisor
+            with torch.no_grad():
+                batch = model.data_preprocessor(pseudo_collate([data[index]]), False)
+                [sample] = model(**batch, mode='predict')
+            found.append((sample.pred_instances, batch['inputs'].shape[-2:]))
+        (a, square), (b, own) = found
+        assert tuple(square) == (1024, 1024) and min(own) < 1024
+        assert len(a) == len(b) > 20
+        # equal scores may change places: every box has its own partner
+        far = (a.bboxes[:, None] - b.bboxes).abs().amax(-1) + (a.labels[:, None] != b.labels)
+        b = b[far.argmin(1)]
+        assert far.argmin(1).unique().numel() == len(a)
+        assert torch.equal(a.labels, b.labels)
+        torch.testing.assert_close(a.bboxes, b.bboxes, atol=1e-3, rtol=0)
+        torch.testing.assert_close(a.scores, b.scores, atol=1e-3, rtol=0)
+        assert (a.masks.int() - b.masks.int()).abs().max() <= 1  # of 255

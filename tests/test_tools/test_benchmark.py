@@ -180,7 +180,11 @@ def test_grid(tokens, grid):
     (['layer', '--threads', '0'], '--threads'), (['layer', '--shape', '1', '2', '3'], 'one or two'),
     (['layer', '--keep-ratio', 'none'], 'dense'), (['backbone', '--plot', 'a.png'], '--plot'),
     (['layer', '--keep', '.5'], 'unrecognized'), (['layer', '--batch', '2'], 'unrecognized'),
-    (['layer', '--json', '/'], 'is a folder'),
+    (['layer', '--json', '/'], 'is a folder'), (['images'], '--config'),
+    (['training', '--config', 'a', 'b'], 'one --config'), (['layer', '--number', '3'], '--number'),
+    (['images', '--config', 'a', '--dtype', 'bf16'], 'fp32'),
+    (['layer', '--data-root', 'a'], '--data-root'), (['layer', '--checkpoint', 'a'], '--config'),
+    (['images', '--config', 'a', '--train'], 'eager'),
 ])
 def test_bad_arguments(tool, capsys, args, message):
     with pytest.raises(SystemExit):

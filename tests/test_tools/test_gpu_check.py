@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from mmext.cli import gpu_check
+from mmext.cli import benchmark_compare, gpu_check
 
 
 @pytest.mark.parametrize('dtype', ['fp32', 'bf16', 'fp16'])
@@ -33,7 +33,10 @@ def test_training_steps_compare_all_layers():
     assert set(result['rows']) == {
         'plain', 'bias', 'pruned 0.9,0.1 mask', 'pruned 0.9,0.1 gather', 'tssa naive', 'tssa',
         'dmsa'}
-    assert result['rows']['plain']['speedup'] == 1.0
+    assert result['rows']['plain']['fused']['speedup'] == 1.0
+    both = {'tables': [result]}
+    changes = benchmark_compare.compare(both, both)  # the form that benchmark.py writes
+    assert len(changes) == 14 and {change.verdict for change in changes} == {'same'}
 
 
 @pytest.mark.slow
@@ -49,5 +52,9 @@ def test_whole_script_without_openmmlab(root_dir, tmp_path):
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     content = json.loads(out.read_text())
     assert len(content['checks']) == 36 and all(c['ok'] for c in content['checks'])
-    assert [t['extent'] for t in content['tables']] == [197, 1025]
-    assert len(content['training']) == 1 and not content['skipped']
+    assert [t['extent'] for t in content['tables']] == [197, 1025, [128, 128]]
+    assert not content['skipped']
+    result = subprocess.run(
+        [sys.executable, root_dir / 'tools/analysis_tools/benchmark.py', 'compare', '--json', out,
+         '--against', out], capture_output=True, text=True)
+    assert result.returncode == 0 and ' 0 slower' in result.stdout, result.stderr

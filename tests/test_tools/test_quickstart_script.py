@@ -32,6 +32,7 @@ def checkout(tmp_path):
     root = tmp_path / 'a checkout'
     shutil.copytree(DEV, root / 'tools' / 'dev')
     (root / 'tools' / 'dev' / 'env_state.py').write_text('')  # nothing to install
+    (root / 'tools' / 'dev' / 'quickstart_time.py').write_text('print(6, 90, 252)')
     (root / 'tools' / 'train.py').write_text(TRAIN)
     (root / 'tools' / 'dataset_converters').mkdir()
     (root / 'tools' / 'dataset_converters' / 'digits.py').write_text('')
@@ -62,10 +63,16 @@ def test_trains_both_then_names_the_files_and_does_not_train_again(checkout):
         'last.pth', 'metrics.json', 'curves.png', 'predictions.png']
     assert all(path.is_absolute() and path.exists() for path in named)
     assert 'bbox mAP 0.810, segm mAP 0.820' in out and '96.5' in out
+    # what is done and how long it takes comes first, then what is left
+    plan = out[:out.index('== 1/3')]
+    assert 'about 5.8 minutes' in plan and all(f'{n}/3 ' in plan for n in (1, 2, 3))
+    assert '1.5 minutes' in plan and '4.2 minutes' in plan and '0.1 minutes' in plan
+    assert 'about 5.7 to go' in out and out.count(' to go') == 2
 
     code, again, err = quickstart(checkout)
     assert code == 0 and again.splitlines()[-4:] == out.splitlines()[-4:]
     assert len(trainings(checkout)) == 2 and '--fresh' in again
+    assert 'about 0.1 minutes' in again[:again.index('== 1/3')]  # only the data are made again
 
     assert quickstart(checkout, '--fresh')[0] == 0
     assert len(trainings(checkout)) == 4
@@ -86,3 +93,10 @@ def test_unknown_argument_and_help(checkout):
     code, out, _ = quickstart(checkout, '--help')
     assert code == 0 and 'Usage' in out
     assert not (checkout / 'calls.txt').exists()
+
+
+def test_the_estimate_follows_the_machine(load_tool):
+    tool = load_tool('dev/quickstart_time')
+    slow, fast = tool.estimate(2 * tool.PROBE), tool.estimate(tool.PROBE)
+    assert fast == list(tool.PARTS.values()) and slow == [2 * value for value in fast]
+    assert 0 < tool.probe(.1) < 10

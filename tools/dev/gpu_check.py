@@ -1,6 +1,7 @@
 """Operators against fp64 references, benchmark tables and training steps on one device.
 
-Needs torch, torchvision and timm alone. Writes JSON; exits with 1 when a value is wrong.
+Needs torch, torchvision and timm alone. Writes JSON in the form of benchmark.py; exits with 1 when
+a value is wrong, with --against an older result with 3 when something got slower.
 
     tools/dev/gpu_check.sh --json gpu_check.json
 """
@@ -15,6 +16,8 @@ def parse_args(argv=None):
     parser = command_line(__doc__)
     add_device(parser)
     parser.add_argument('--json', type=Path, default=Path('gpu_check.json'))
+    parser.add_argument('--against', type=Path, metavar='OLD.json',
+                        help='say what got slower since')
     parser.add_argument('--minutes', type=float, default=5.5,
                         help='no new table is begun after this time')
     parser.add_argument('--correctness-only', action='store_true')

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # From a machine with Python >= 3.10 to a trained, evaluated and drawn detector:
 # installs the project (once), makes a data set of handwritten digits from scikit-learn's, trains
-# the backbone as a classifier, then Mask R-CNN from it. About ten minutes on 2 CPU cores, without
-# the installation. An interrupted call goes on where it stopped.
+# the backbone as a classifier, then Mask R-CNN from it. Some minutes on 2 CPU cores, without the
+# installation: how many is said at the start. An interrupted call goes on where it stopped.
 #
 # Usage: bash tools/dev/quickstart.sh [--fresh]
 #   --fresh   train again, although the results are there
@@ -58,11 +58,41 @@ train() {
     [ -n "$(final_checkpoint "$folder")" ] || fail "$name: no finished run in $folder"
 }
 
+minutes() { printf '%d.%d' $(($1 / 60)) $(($1 % 60 / 6)); }
+
+# left PARTS_TO_GO: what remains, by what was estimated and how right that was so far
+left() {
+    local went=$((SECONDS - started)) expected=0 rest=0 part
+    for part in 0 1 2; do
+        if [ "$part" -ge "$1" ]; then rest=$((rest + estimate[part]))
+        else expected=$((expected + estimate[part])); fi
+    done
+    if [ $expected -gt 20 ]; then rest=$((rest * (went + 1) / expected)); fi
+    echo "   $(minutes $went) minutes so far, about $(minutes $rest) to go"
+}
+
+# expect PART FOLDER: nothing is to be done where a training has finished
+expect() {
+    if [ -n "$(final_checkpoint "$2")" ]; then estimate[$1]=0; fi
+}
+
+read -r -a estimate < <("$PYTHON" tools/dev/quickstart_time.py)
+expect 1 "$cls"
+expect 2 "$det"
+cat <<END
+What will be done, in about $(minutes $((estimate[0] + estimate[1] + estimate[2]))) minutes \
+by a probe of this machine ($OMP_NUM_THREADS threads):
+  1/3 data         4,314 single digits and 2,560 canvases      about $(minutes ${estimate[0]}) minutes
+  2/3 classifier   pre-trains the backbone on single digits   about $(minutes ${estimate[1]}) minutes
+  3/3 detector     Mask R-CNN from this backbone              about $(minutes ${estimate[2]}) minutes
+END
 started=$SECONDS
 echo "== 1/3 data: canvases of handwritten digits"
 run "$PYTHON" tools/dataset_converters/digits.py --out data/digits --overwrite
+left 1
 echo "== 2/3 classifier: pre-trains the backbone on single digits"
 train classifier "$cls" configs/quickstart/digits_cls.py
+left 2
 echo "== 3/3 detector: Mask R-CNN from this backbone"
 train detector "$det" configs/quickstart/digits_mask_rcnn.py \
     --cfg-options "model.backbone.init_cfg.checkpoint=$(final_checkpoint "$cls")"

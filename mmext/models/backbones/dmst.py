@@ -25,6 +25,15 @@ from mmext.checkpoints.report import LoadReport
 from mmext.checkpoints.tost import load_tost
 from mmext.layers.dmsa import DMSA
 from mmext.layers.gated_mhsa import GatedMHSA
+from mmext.layers.inference import (
+    add_scaled,
+    conv_norm,
+    gelu_,
+    is_conv_norm,
+    is_gelu,
+    records_nothing,
+    run_mlp,
+)
 from mmext.layers.mssa import MSSA
 from mmext.layers.tssa import TSSA
 from mmext.models.backbones.base import (
@@ -99,8 +108,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None) -> Tensor:
         """x (B, N, C), grid hw, valid (B, N) -> (B, N, C)."""
-        x = x + self.drop_path(self.gamma1 * self.attn(self.norm1(x), hw, valid))
-        return x + self.drop_path(self.gamma2 * self.mlp(self.norm2(x)))
+        x = add_scaled(x, self.gamma1, self.drop_path(self.attn(self.norm1(x), hw, valid)))
+        return add_scaled(x, self.gamma2, self.drop_path(run_mlp(self.mlp, self.norm2(x))))
 
     def forward_intermediates(self, x: Tensor, hw: tuple[int, int], valid: Tensor | None = None
                               ) -> dict[str, Tensor]:
@@ -259,8 +268,7 @@ class DMST(TokenBackbone):
         """
         mask = x[:, 3:] > 0 if x.shape[1] == 4 else None
         image, hw, valid = self.split_input(x, pad=False)
-        x = self.patch_embed.proj(image) if mask is None else masked_stem(
-            self.patch_embed.proj, image, mask)
+        x = run_stem(self.patch_embed.proj, image, mask)
         x = x.flatten(2).transpose(1, 2).contiguous()  # else every norm of the network copies
         if self.pos_embeder is not None:
             x = x + self.pos_embeder(hw, valid)
@@ -331,18 +339,28 @@ def resolve_attention(attn: str | dict) -> dict:
     return ATTENTIONS[attn]
 
 
-def masked_stem(proj: nn.Sequential, x: Tensor, mask: Tensor) -> Tensor:
-    """Run the stem with padding at zero before every convolution, as at the image's own border.
+def run_stem(proj: nn.Sequential, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The stem, with padding at zero before every convolution, as at the image's own border.
 
-    x (B, 3, H, W), mask (B, 1, H, W) bool -> (B, C, h, w).
+    Without gradients each batch norm is part of its convolution, and GELU works in place.
+    x (B, 3, H, W), mask (B, 1, H, W) bool or None -> (B, C, h, w).
     """
-    mask = mask.to(x.dtype)
-    x = x * mask
-    for layer in proj:
-        x = layer(x)
-        if isinstance(layer, nn.Sequential):  # convolution of stride 2 and norm
-            mask = F.max_pool2d(mask, 2, ceil_mode=True)  # 2 i of the old grid is i of the new
+    free, own = records_nothing(), False
+    if free and x.device.type == 'cpu':  # convolutions then copy nothing into their own layout
+        x = x.contiguous(memory_format=torch.channels_last)
+    if mask is not None:
+        mask = mask.to(x.dtype)
         x = x * mask
+    for layer in proj:
+        if free and is_conv_norm(layer):
+            x, own = conv_norm(layer, x), True
+        elif own and is_gelu(layer):
+            x = gelu_(x)
+        else:
+            x, own = layer(x), False
+        if mask is not None and isinstance(layer, nn.Sequential):  # stride 2, norm: not GELU(0) = 0
+            mask = F.max_pool2d(mask, 2, ceil_mode=True)  # 2 i of the old grid is i of the new
+            x = x * mask
     return x
 
 
