@@ -9,7 +9,6 @@ import re
 import typing
 from pathlib import Path
 
-import mmext.registry  # noqa: F401, I001  (first: it prepares mmcv's ops for mmdet)
 import mmengine.structures.instance_data
 import pytest
 import torch
