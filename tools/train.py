@@ -38,7 +38,7 @@ def main():
     from mmext.cli.checkpoint_check import resume_from_last
     from mmext.cli.launch import ConfigError, build_runner, load_config
     from mmext.cli.progress_bar import training_progress
-    from mmext.cli.run_log import log_scalars_to
+    from mmext.cli.run_log import ending, log_scalars_to
     from mmext.cli.schedule import scale_learning_rate
     from mmext.cli.work_dir import saying_what_is_saved
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
@@ -62,6 +62,7 @@ def main():
         runner = build_runner(cfg, ('train', 'val'))
         with training_progress(runner):
             runner.train()
+        runner.logger.info(ending(runner))
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 from mmengine.dist import is_main_process
-from mmengine.hooks import Hook
+from mmengine.hooks import CheckpointHook, Hook
 from mmengine.model import is_model_wrapper
 from mmengine.registry import RUNNERS
 
@@ -98,6 +98,23 @@ def summary(runner) -> list[str]:
                  f'{log.parent.name}/{log.name}, {log.parent.name}/{DETAILS} (machine, versions, '
                  'hooks, rates of single parameters)')
     return lines
+
+
+def ending(runner) -> str:
+    """The last line of a training: where it is, and which checkpoints are its last and best."""
+    note = Path(runner.work_dir) / 'last_checkpoint'
+    last = Path(note.read_text().strip()).name if note.exists() else 'none'
+    hook = next((hook for hook in runner.hooks if isinstance(hook, CheckpointHook)), None)
+    paths = dict(getattr(hook, 'best_ckpt_path_dict', None) or {})
+    if getattr(hook, 'best_ckpt_path', None):
+        paths[hook.key_indicators[0]] = hook.best_ckpt_path
+    best = []
+    for key, path in paths.items():
+        name = 'best_score' if len(hook.key_indicators) == 1 else f'best_score_{key}'
+        best.append(f'best {key} {runner.message_hub.get_info(name):.4g}: {Path(path).name}')
+    if not best and runner.val_loop is not None:
+        best = ["no best one is kept (default_hooks.checkpoint.save_best='auto' keeps it)"]
+    return '; '.join([f'finished in {runner.work_dir}: last {last}', *best])
 
 
 def log_scalars_to(cfg: Config, name: str) -> None:

@@ -18,7 +18,8 @@ from mmext.cli.clear_errors import interrupt_behind
 from .config_check import ConfigError
 
 RESULTS = re.compile(
-    r'metrics\.json|curves\.png|predictions\.png|last_checkpoint|(best_.+|epoch_\d+|iter_\d+)\.pth')
+    r'metrics\.json|classes\.json|(curves|predictions|classes)\.png|last_checkpoint|'
+    r'(best_.+|epoch_\d+|iter_\d+)\.pth')
 _held: dict[str, object] = {}
 
 

@@ -20,6 +20,8 @@ from mmengine.model import is_model_wrapper
 import mmext
 from mmext.registry import HOOKS
 
+from .class_report import draw_class_report
+
 
 @HOOKS.register_module()
 class RunArtifactsHook(Hook):
@@ -29,7 +31,9 @@ class RunArtifactsHook(Hook):
     - ``curves.png``: training loss and validation metrics over the iterations;
     - ``predictions.png``: a contact sheet of validation images with what the model says of them
       (boxes, masks and scores of detectors, segments of panoptic and semantic models, labels of
-      classifiers).
+      classifiers);
+    - ``classes.json`` and ``classes.png`` of detectors evaluated by ``mmext.CocoMetric``: average
+      precision, precision over recall and confusions of every class.
 
     Predictions are taken from the validation as it runs, so that no image is computed twice.
     Resuming goes on with the history found in ``metrics.json``. Only the main process acts, and
@@ -111,6 +115,17 @@ class RunArtifactsHook(Hook):
                 figure = draw_sheet(self.panels, self.columns, classes)
                 save_figure(figure, Path(runner.work_dir) / 'predictions.png')
         self.panels = []
+        for metric in getattr(getattr(runner, 'val_evaluator', None), 'metrics', ()):
+            if hasattr(metric, 'class_report'):
+                with warn_on_failure(runner, 'write classes.json and classes.png'):
+                    self.write_classes(metric.class_report(), Path(runner.work_dir))
+
+    @staticmethod
+    def write_classes(report: dict, work_dir: Path) -> None:
+        if report:  # empty as long as nothing is found
+            write_text(work_dir / 'classes.json', json.dumps(report) + '\n')
+            metric = next(iter(report))
+            save_figure(draw_class_report(report[metric], metric), work_dir / 'classes.png')
 
     def after_train(self, runner) -> None:
         if is_main_process():

@@ -19,6 +19,7 @@ from pycocotools.cocoeval import COCOeval
 
 BACKENDS = ('hotcoco', 'pycocotools')
 IMAGE, BOX, SCORE, CATEGORY = 0, slice(1, 5), 5, 6  # columns of a table of detections
+CONFIDENT = .3  # score from which a detection counts in the matrix of confusions
 
 
 def evaluate(gt: COCO, table: np.ndarray, masks: Sequence[dict] | None = None, *,
@@ -41,7 +42,9 @@ def evaluate(gt: COCO, table: np.ndarray, masks: Sequence[dict] | None = None, *
     Returns:
         pycocotools' evaluator with ``stats`` (12,) and ``eval`` (``precision``
         (T, R, K, A, M) and ``recall`` (T, K, A, M) over thresholds, recalls, classes by rising
-        id, areas, max_dets).
+        id, areas, max_dets), and ``confusion`` (K + 1, K + 1), counts of objects by class that is
+        there and class of the detection scored ``CONFIDENT`` or more that overlaps by .5, the last
+        being nothing; None by pycocotools, which does not count this.
 
     Raises:
         ValueError: Detections of images that the file lacks; an unknown backend.
@@ -53,6 +56,7 @@ def evaluate(gt: COCO, table: np.ndarray, masks: Sequence[dict] | None = None, *
         raise ValueError(f'detections of {strange.size} images that the annotation file lacks, '
                          f'e.g. image_id {strange[0]:.0f}')
     run = COCOeval(iouType='bbox' if masks is None else 'segm')
+    run.confusion = None
     params = run.params
     params.catIds = sorted(set(gt.getCatIds() if cat_ids is None else cat_ids))
     params.imgIds = sorted(set(gt.getImgIds() if img_ids is None else img_ids))
@@ -103,6 +107,8 @@ def _by_hotcoco(run: COCOeval, gt: COCO, table: np.ndarray, masks: Sequence[dict
     fast.evaluate()
     fast.accumulate()
     run.eval = {name: fast.eval[name] for name in ('counts', 'precision', 'recall', 'scores')}
+    run.confusion = np.asarray(
+        fast.confusion_matrix(iou_thr=.5, min_score=CONFIDENT)['matrix'], dtype=np.int64)
 
 
 def _by_pycocotools(run: COCOeval, gt: COCO, table: np.ndarray,

@@ -12,6 +12,7 @@ from terminaltables import AsciiTable
 
 from mmext.registry import METRICS
 
+from .class_report import class_report
 from .coco_evaluation import BACKENDS, BOX, CATEGORY, IMAGE, SCORE, average_precision, evaluate
 
 STATS = {
@@ -96,6 +97,11 @@ class CocoMetric(MmdetCocoMetric):
                           for item in self.metric_items or list(STATS)[:6])
             logger.info(f'{metric}_mAP_copypaste: ' + ' '.join(f'{v:.3f}' for v in run.stats[:6]))
         return values
+
+    def class_report(self) -> dict[str, dict]:
+        """For boxes and masks of the last evaluation: see ``mmext.engine.class_report``."""
+        return {metric: class_report(run, self._coco_api) for metric, run in self.runs.items()
+                if run.params.useCats}
 
     def log_classes(self, run, logger) -> dict[str, float]:
         """AP of every class, logged as a table, in the order of the annotation file."""

@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer_sam import get_rel_pos
 from torch import Tensor, nn
 
 from mmext.layers.biased_attention import ALL_COLUMNS, BiasedAttention, Heads, add
@@ -66,6 +65,17 @@ def crop_table(table: Tensor, size: int) -> Tensor:
     return table[margin:len(table) - margin] if margin > 0 else table
 
 
+def by_distance(table: Tensor, size: int) -> Tensor:
+    """table (2 S - 1, D) of distances -(S - 1)..S - 1 -> (size, size, D), entry i, j of i - j.
+
+    timm's ``get_rel_pos``, which makes its index on the CPU and so waits for the GPU in each block.
+    """
+    if len(table) != 2 * size - 1:
+        table = F.interpolate(table.t()[None], size=2 * size - 1, mode='linear')[0].t()
+    place = torch.arange(size, device=table.device)
+    return table[place[:, None] - place + size - 1]
+
+
 def relative_logits(q: Tensor, rel_pos_h: Tensor, rel_pos_w: Tensor, hw: tuple[int, int] | None,
                     columns: Columns = ALL_COLUMNS) -> Tensor:
     """Decomposed relative positions, added to the scaled logits.
@@ -83,8 +93,8 @@ def relative_logits(q: Tensor, rel_pos_h: Tensor, rel_pos_w: Tensor, hw: tuple[i
         raise ValueError(f'relative positions are for patch tokens of a grid hw alone, without '
                          f'class token: got {q.shape[2]} tokens and hw={hw}')
     grid = q.unflatten(2, (height, width))
-    rel_h = get_rel_pos(height, height, rel_pos_h).to(q.dtype)
-    rel_w = get_rel_pos(width, width, rel_pos_w).to(q.dtype)
+    rel_h = by_distance(rel_pos_h, height).to(q.dtype)
+    rel_w = by_distance(rel_pos_w, width).to(q.dtype)
     rel_h = torch.einsum('bnhwc,hkc->bnhwk', grid, rel_h).flatten(2, 3)
     rel_w = torch.einsum('bnhwc,wkc->bnhwk', grid, rel_w).flatten(2, 3)
     if columns.index is None:

@@ -1,5 +1,6 @@
 """What a training prints before its first iteration, and where the rest of it goes."""
 
+import json
 import logging
 import os
 import re
@@ -51,6 +52,38 @@ def test_the_rest_is_in_files(trained):
     assert 'keep_ratio' in (folder / 'digits_mask_rcnn.py').read_text()
     log = next(folder.glob('*/*.log')).read_text()
     assert 'System environment' not in log and 'model: MaskRCNN' in log and 'Iter(train)' in log
+
+
+def test_the_last_line_names_the_checkpoints(trained):
+    lines, folder = trained
+    assert re.search(r'finished in \S*run: last iter_2\.pth; no best one is kept .*save_best',
+                     lines[-1]), lines[-1]
+    assert {'metrics.json', 'curves.png', 'predictions.png'} < {p.name for p in folder.iterdir()}
+
+
+def test_early_stopping_as_documented(root_dir, digits, tmp_path):
+    """The page's config; nothing counts as better, so the second validation is the last."""
+    page = (root_dir / 'docs/training.md').read_text()
+    text, = re.findall(r'<!-- file: stop_early.py -->\n```python\n(.*?)```', page, re.S)
+    (tmp_path / 'stop_early.py').write_text(text)
+    run = subprocess.run(
+        [sys.executable, root_dir / 'tools/train.py', 'stop_early.py', '--cfg-options', *SHORT,
+         'train_cfg.max_iters=9', 'train_cfg.val_interval=1', 'custom_hooks.0.min_delta=9',
+         'custom_hooks.0.patience=1', 'model.test_cfg.rcnn.score_thr=0',
+         f'data_root={digits}/detection'],
+        cwd=tmp_path, text=True, capture_output=True,
+        env={**os.environ, 'PYTHONPATH': str(root_dir)})
+    assert run.returncode == 0, run.stderr[-3000:]
+    folder = tmp_path / 'work_dirs/stop_early'
+    metrics = json.loads((folder / 'metrics.json').read_text())
+    assert [entry['iter'] for entry in metrics['history']] == [1, 2] and metrics['finished']
+    last = (run.stdout + run.stderr).strip().splitlines()[-1]
+    best = re.search(r'best coco/bbox_mAP (\S+): (best_\S+\.pth)', last)
+    assert best and (folder / best[2]).is_file(), last
+    assert float(best[1]) == metrics['best']['coco/bbox_mAP']['value']
+    report = json.loads((folder / 'classes.json').read_text())
+    assert [one['name'] for one in report['bbox']['classes']] == list('0123456789')
+    assert len(report['segm']['confusion']) == 11 and (folder / 'classes.png').stat().st_size > 9999
 
 
 def test_a_terminal_has_a_bar_below_whole_lines(root_dir, digits, tmp_path):
