@@ -6,7 +6,7 @@ Importing the package is cheap: it imports neither torch nor any OpenMMLab packa
 __version__ = '0.1.0'
 
 _LAZY = {'prune_attention': 'mmext.pruning', 'calibrate_bias': 'mmext.calibration',
-         'load': 'mmext.cli.predictor'}
+         'recover': 'mmext.recovery', 'load': 'mmext.cli.predictor'}
 
 
 def __getattr__(name):

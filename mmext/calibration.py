@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from mmext.layers.biased_attention import BiasedAttention
 from mmext.layers.query_key_free import QueryKeyFreeAttention
-from mmext.ops.column_selection import num_kept
+from mmext.ops.column_selection import keep_rules, num_kept
 from mmext.pruning import pruned_layers, set_keep_ratio
 
 SOFTNESS = 0.1  # width of the sigmoid around the threshold, in standard deviations of the bias
@@ -62,17 +63,9 @@ def calibrate_bias(model: nn.Module, images: Tensor,
         found = tuple(images.shape) if hasattr(images, 'shape') else type(images).__name__
         raise ValueError(f'images must be one tensor (n, 3, H, W), normalized; got {found} '
                          f'({type(images).__name__})')
-    layers = pruned_layers(model)
-    if not layers:
-        raise ValueError(f'{type(model).__name__} has no bias-pruned attention: call '
-                         'prune_attention first')
-    if any(isinstance(layer, QueryKeyFreeAttention) or layer.key_bias is None
-           for layer in layers):
-        raise ValueError('layers without queries and keys, or without key bias, cannot be fitted')
+    layers = check_calibrates(model, keep_ratio)
     if keep_ratio is not None:
         set_keep_ratio(model, keep_ratio, train=False)
-    if all(layer.rule_val.ratio is None for layer in layers):
-        raise ValueError('every column is kept: give keep_ratio, for example (0.9, 0.1)')
     generator = torch.Generator().manual_seed(seed)
     errors = []
 
@@ -91,6 +84,22 @@ def calibrate_bias(model: nn.Module, images: Tensor,
             hook.remove()
         model.train(training)
     return errors
+
+
+def check_calibrates(model: nn.Module, keep_ratio=None) -> list[BiasedAttention]:
+    """The pruned layers; ValueError unless columns are dropped by a key bias that can be fitted."""
+    layers = pruned_layers(model)
+    if not layers:
+        raise ValueError(f'{type(model).__name__} has no bias-pruned attention: call '
+                         'prune_attention first')
+    if any(isinstance(layer, QueryKeyFreeAttention) or layer.key_bias is None
+           for layer in layers):
+        raise ValueError('layers without queries and keys, or without key bias, cannot be fitted')
+    rules = (keep_rules(keep_ratio, None, len(layers)) if keep_ratio is not None
+             else [layer.rule_val for layer in layers])
+    if all(rule.ratio is None for rule in rules):
+        raise ValueError('every column is kept: give keep_ratio, for example (0.9, 0.1)')
+    return layers
 
 
 def _fit_layer(layer, args, kwargs, num_images, spread, steps, num_queries, batch_size,

@@ -13,6 +13,7 @@ MAY_IMPORT = {
     'layers': {'ops'},
     'pruning': {'ops', 'layers'},
     'calibration': {'ops', 'layers', 'pruning'},
+    'recovery': {'layers', 'pruning', 'calibration'},
     'compat': set(),
     'registry': {'compat', 'checkpoints'},
     'checkpoints': {'ops', 'layers', 'compat'},
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     '__main__': {'cli'},
 }
 OPENMMLAB = {'mmengine', 'mmcv', 'mmdet', 'mmpretrain'}
-WITHOUT_OPENMMLAB = ('ops', 'layers', 'pruning', 'calibration', 'timm_models')
+WITHOUT_OPENMMLAB = ('ops', 'layers', 'pruning', 'calibration', 'recovery', 'timm_models')
 FILES = sorted(path for folder in ('mmext', 'tools') for path in (ROOT / folder).rglob('*.py')
                if '.mim' not in path.parts)
 

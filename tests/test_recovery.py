@@ -1,0 +1,196 @@
+"""recover against timm's own features of the dense model, on images it has not seen."""
+
+import copy
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torchvision.transforms.v2 import functional as tv
+
+import mmext
+from mmext.models.backbones.bias_pruned_vit import BiasPrunedViT
+from mmext.models.backbones.timm_vit import TimmViT
+from mmext.pruning import prune_attention, pruned_layers, set_keep_ratio
+from mmext.recovery import Closeness, center_crop, random_batches, random_crop, recover
+
+SMALL = dict(embed_dim=48, depth=3, num_heads=4, patch_size=8, img_size=64, num_classes=7)
+ARCH = dict(embed_dim=48, depth=3, num_heads=4, patch_size=8)
+MODELS = {
+    'registers, layer scale': lambda: timm.create_model(
+        'vit_small_patch14_reg4_dinov2', **{**SMALL, 'init_values': 0.3}),
+    'class token, distilled': lambda: timm.create_model('deit_tiny_distilled_patch16_224', **SMALL),
+    'mean pooling, no prefix': lambda: timm.create_model('vit_base_patch16_siglip_224', **SMALL),
+    'relative positions': lambda: timm.create_model('beit_base_patch16_224', **SMALL),
+    'rotary positions': lambda: timm.create_model('eva02_tiny_patch14_224', **SMALL),
+    'windows, grid': lambda: timm.create_model(
+        'samvit_base_patch16', embed_dim=48, depth=3, num_heads=4, patch_size=8, img_size=64,
+        window_size=3, global_attn_indexes=(0, 2)),
+    'BiasPrunedViT': lambda: BiasPrunedViT(ARCH, img_size=64, out_type='featmap'),
+    'TimmViT': lambda: TimmViT('vit_tiny_patch16_224', patch_size=8, img_size=64,
+                               model_args=dict(embed_dim=48, depth=3, num_heads=4)),
+}
+
+
+def build(key, keep_ratio=0.3):
+    torch.manual_seed(0)
+    model = MODELS[key]()
+    with torch.no_grad():  # tiny start values would make every block the identity
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    if pruned_layers(model):
+        model.set_keep_ratio(keep_ratio)
+    else:
+        prune_attention(model, keep_ratio)
+    return model.eval()
+
+
+def pictures(count, seed, side=80):
+    generator = torch.Generator().manual_seed(seed)
+    return F.interpolate(torch.randn(count, 3, 8, 8, generator=generator), (side, side + 16),
+                         mode='bicubic')
+
+
+def cosine(model, dense, images):
+    with torch.no_grad():
+        return F.cosine_similarity(
+            model.forward_features(images), dense.forward_features(images), dim=-1)[:, 1:].mean()
+
+
+def test_features_of_unseen_images_come_back():
+    """Calibration alone reaches less; the dense model is timm's, never touched by this package."""
+    model = build('registers, layer scale')
+    dense = copy.deepcopy(model)
+    set_keep_ratio(dense, None)
+    unseen = pictures(16, 5)[..., :64, :64]
+    before = cosine(model, dense, unseen)
+    calibrated = copy.deepcopy(model)
+    mmext.calibrate_bias(calibrated, pictures(24, 1)[..., :64, :64])
+    half = cosine(calibrated, dense, unseen)
+    found = recover(model, pictures(24, 1), size=64, steps=60)
+    after = cosine(model, dense, unseen)
+    assert before < half < after
+    assert 1 - after < 0.7 * (1 - half), (before, half, after)
+    assert found.before.patches < found.after.patches > found.calibrated.patches
+    assert found.before.prefix < found.after.prefix
+    assert len(found.losses) == 60 and sum(found.losses[-10:]) < 0.7 * sum(found.losses[:10])
+
+
+@pytest.mark.parametrize('key', MODELS)
+def test_what_changes_and_what_stays(key):
+    model = build(key).train()
+    frozen = next(model.parameters()).requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    wishes = [parameter.requires_grad for parameter in model.parameters()]
+    found = recover(model, pictures(10, 1), size=64, steps=3, batch_size=2)
+    after = model.state_dict()
+    assert list(before) == list(after)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all('blocks.' in name for name in changed)
+    assert all(f'blocks.{i}.{name}' in ' '.join(changed)
+               for i in (0, 2) for name in ('attn.key_bias', 'attn.proj', 'mlp'))
+    assert [parameter.requires_grad for parameter in model.parameters()] == wishes
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.training and not frozen.requires_grad
+    assert not any(module._forward_hooks for module in model.modules())
+    assert (found.after.prefix is None) == (pruned_layers(model)[0].num_prefix_tokens == 0)
+    again = build(key).train()
+    assert recover(again, pictures(10, 1), size=64, steps=3, batch_size=2) == found
+
+
+def test_the_measured_closeness_is_that_of_the_features():
+    """In float32, of the images kept apart: the last eighth."""
+    model = build('class token, distilled')
+    dense = copy.deepcopy(model)
+    images = pictures(17, 1, side=64)[..., 8:72]
+    found = recover(model, images, size=64, steps=2, batch_size=2)
+    set_keep_ratio(dense, None)
+    with torch.no_grad():
+        want = F.cosine_similarity(model.forward_features(images[-2:]).double(),
+                                   dense.forward_features(images[-2:]).double(), dim=-1)
+    assert found.after.patches == pytest.approx(want[:, 2:].mean().item(), abs=1e-5)
+    assert found.after.prefix == pytest.approx(want[:, :2].mean().item(), abs=1e-5)
+
+
+def test_the_ratio_given_stays_set():
+    model = build('TimmViT', keep_ratio=None)
+    recover(model, pictures(8, 1), keep_ratio=(0.9, 0.2), size=64, steps=1, batch_size=2)
+    assert [layer.rule_val.ratio for layer in pruned_layers(model)] == pytest.approx([.9, .55, .2])
+    assert [layer.rule_train.ratio for layer in pruned_layers(model)] == [None] * 3
+
+
+GOOD = list(pictures(8, 0))
+
+
+@pytest.mark.parametrize('images, options, message', [
+    (GOOD[:5], {}, 'at least 8 float tensors .*got 5'),
+    (np.zeros((8, 3, 64, 64)), {}, 'got ndarray'),
+    (GOOD[:7] + [torch.zeros(64, 64)], {}, r'images\[7\] is \(64, 64\), torch.float32'),
+    (GOOD[:7] + [torch.zeros(1, 64, 64)], {}, r'images\[7\] is \(1, 64, 64\)'),
+    (torch.zeros(8, 3, 64, 64, dtype=torch.uint8), {}, r'images\[0\] is .*uint8'),
+    (torch.full((8, 3, 64, 64), 128.), {}, 'values up to 128: normalize'),
+    (torch.full((8, 3, 64, 64), torch.nan), {}, 'values up to nan'),
+    (GOOD, dict(steps=0), 'steps=0 must be positive'),
+    (GOOD, dict(lr=-1.), 'lr=-1.0 must be positive'),
+    (GOOD, dict(size=(64,)), r'size=\(64,\) must be'),
+    (GOOD, dict(keep_ratio=1.5), 'keep_ratio=1.5'),
+    (GOOD, dict(lr=1e6, size=64, steps=30, batch_size=2), 'smaller lr'),
+])
+def test_bad_input_is_named(images, options, message):
+    model = build('class token, distilled')
+    with pytest.raises(ValueError, match=message):
+        recover(model, images, **options)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_model_that_drops_nothing_is_refused():
+    with pytest.raises(ValueError, match='every column is kept'):
+        recover(build('BiasPrunedViT', keep_ratio=None), GOOD)
+    with pytest.raises(ValueError, match='prune_attention first'):
+        recover(timm.create_model('vit_tiny_patch16_224', **SMALL), GOOD)
+
+
+@pytest.mark.parametrize('height, width, size', [(80, 120, (64, 64)), (90, 60, (32, 64))])
+def test_center_crop_is_torchvisions(height, width, size):
+    image = pictures(1, 0, side=120)[0, :, :height, :width]
+    scale = min(height / size[0], width / size[1])
+    part = tv.center_crop(image, [round(size[0] * scale), round(size[1] * scale)])
+    want = tv.resize(part, list(size), tv.InterpolationMode.BICUBIC, antialias=True)
+    torch.testing.assert_close(center_crop(image, size), want, atol=1e-5, rtol=1e-5)
+
+
+def test_random_crops_are_parts_of_the_image():
+    """Of two ramps, along x and along y, a crop is a ramp again, with the share of its range."""
+    y, x = torch.meshgrid(torch.linspace(0, 1, 90), torch.linspace(0, 1, 120), indexing='ij')
+    image = torch.stack([x, y, torch.zeros_like(x)])
+    generator = torch.Generator().manual_seed(0)
+    shares, mirrored, recolored = [], 0, 0
+    for _ in range(200):
+        crop = random_crop(image, (32, 48), generator)
+        assert crop.shape == (3, 32, 48)
+        if crop[2].abs().max() > 1e-6:
+            recolored += 1
+            continue
+        (left, right), (top, bottom) = crop[0].mean(0)[[4, -5]], crop[1].mean(1)[[4, -5]]
+        mirrored += left > right
+        shares.append((right - left).abs() * 48 / 40 * (bottom - top) * 32 / 24)
+        assert bottom > top and crop[:2].min() >= -0.05 and crop[:2].max() <= 1.05
+    assert 120 < recolored < 190
+    assert 0.25 < min(shares) < 0.45 and 0.7 < max(shares) < 1.1
+    assert 0.2 < mirrored / len(shares) < 0.8
+
+
+def test_every_image_once_before_any_again():
+    images = [torch.full((3, 16, 16), float(i)) for i in range(10)]
+    generator = torch.Generator().manual_seed(0)
+    for first, second in zip(*[iter(random_batches(images, (8, 8), 5, 20, generator))] * 2,
+                             strict=True):
+        seen = torch.cat([first, second]).mean((1, 2, 3)).sort()[0]
+        assert (seen - torch.arange(10.)).abs().max() < 1.5  # brightness and tint change by .7
+
+
+def test_closeness_reads_well():
+    assert str(Closeness(0.93123, None)) == 'patch tokens 0.931'
+    assert str(Closeness(0.93123, 0.95)) == 'patch tokens 0.931, prefix tokens 0.950'
