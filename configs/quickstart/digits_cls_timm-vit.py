@@ -15,4 +15,5 @@ model = dict(backbone=dict(
     patch_size=2,  # of the stem's stride 4: patches of 8 pixels
     keep_ratio=(.9, .1),
     train_mode='gather',
-    out_type='avg_featmap'))
+    out_type='avg_featmap',
+    init_cfg=dict(type='Xavier', layer='Linear', distribution='uniform')))
