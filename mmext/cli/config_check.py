@@ -9,6 +9,7 @@ import difflib
 import importlib
 import inspect
 import os.path as osp
+import re
 
 from mmengine import registry as mmengine_registry
 from mmengine.config import Config
@@ -22,6 +23,11 @@ from mmext.cli.config_walk import initial_weights, walk
 SECTIONS = ('model', 'train_dataloader', 'val_dataloader', 'test_dataloader', 'val_evaluator',
             'test_evaluator', 'optim_wrapper', 'param_scheduler', 'default_hooks', 'custom_hooks',
             'visualizer', 'data_preprocessor', 'strategy')
+# Where the builders look into registries alone: what nothing is called there is an error.
+REGISTERED = re.compile(
+    r'\w+_dataloader(\.dataset)+|\w+_dataloader\.(batch_)?sampler|.*\.pipeline\[\d+\]|'
+    r'\w+_evaluator(\[\d+\])?|optim_wrapper(\.optimizer)?|param_scheduler(\[\d+\])?|'
+    r'custom_hooks\[\d+\]|default_hooks\.\w+|model|visualizer')
 # Beside the Runner's arguments, what mmengine, mmdet, mmpretrain and the tools read of a config.
 SECTIONS_OF_TOOLS = {'data_root', 'strategy', 'runner_type', 'auto_scale_lr', 'tta_model',
                      'tta_pipeline', 'model_wrapper_cfg', 'optim_wrapper', 'compile', 'env_cfg',
@@ -116,7 +122,8 @@ def check_config(cfg: Config) -> None:
             ours = name.startswith('mmext.')
             if cls is None:
                 close = _closest(name, _known_names(scope), .6 if ours else .8)
-                if ours or close:
+                if ours or close or REGISTERED.fullmatch(path):
+                    close = close or _closest(name, _known_names(scope), .5)
                     raise ConfigError(f'{path}.type = {name!r} is not registered.' +
                                       (f' Did you mean {close!r}?' if close else ''))
                 continue
@@ -153,7 +160,8 @@ def splits_of(cfg: Config, *wanted: str) -> tuple[str, ...]:
     mmengine validates where ``val_cfg`` is not None; ``val_cfg = dict()`` is false, but runs.
 
     Raises:
-        ConfigError: a split has a data set but no evaluator or loop, or the other way round.
+        ConfigError: a split has a data set but no evaluator or loop, or the other way round; a
+            loader or loop would do nothing.
     """
     splits = []
     for split in ('train', 'val', 'test'):
@@ -167,6 +175,12 @@ def splits_of(cfg: Config, *wanted: str) -> tuple[str, ...]:
                 f'{"it" if len(missing) == 1 else "them"}, or set all three to None to go without.')
         if not missing and split in wanted:
             splits.append(split)
+            size = cfg[f'{split}_dataloader'].get('batch_size', 1)
+            if not isinstance(size, int) or size < 1:
+                raise ConfigError(f'{split}_dataloader.batch_size = {size!r} must be at least 1.')
+    for key in ('max_epochs', 'max_iters') if 'train' in splits else ():
+        if cfg.train_cfg.get(key, 1) < 1:
+            raise ConfigError(f'train_cfg.{key} = {cfg.train_cfg[key]} trains nothing.')
     return tuple(splits)
 
 

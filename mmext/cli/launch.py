@@ -182,13 +182,16 @@ def build_runner(cfg: Config, splits: tuple[str, ...]) -> Runner:
     """Check a config against the registries and the disk, then build its Runner.
 
     Args:
-        splits: The data that will be used if the config has it, out of 'train', 'val', 'test'.
+        splits: The data that will be used, out of 'train', 'val', 'test'; what comes after the
+            first one, if the config has it.
 
     Raises:
         ConfigError: what the config asks for does not exist, or its work dir is in use.
         DoesNotFit: the checkpoint to start from, to resume or to test is of another model.
     """
-    splits = splits_of(cfg, *splits)
+    first, splits = splits[0], splits_of(cfg, *splits)
+    if first not in splits:
+        raise ConfigError(f'the config has no {first}_dataloader, there is nothing to {first} on.')
     mend_workers(cfg)
     forbid_code_in_checkpoints()
     cpu.adapt_config(cfg)
