@@ -6,7 +6,7 @@ table. Data: the folder of test data beside the checkout.
 
 Example:
     python tools/dev/recovery.py recovered --data ../shared --threads 2
-    python tools/dev/recovery.py plot
+    python tools/dev/recovery.py page
 """
 
 import argparse
@@ -27,7 +27,7 @@ PER_CLASS = {'train': 50, 'test': 50}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-    parser.add_argument('row', choices=(*ROWS, 'plot'))
+    parser.add_argument('row', choices=(*ROWS, 'page'))
     parser.add_argument('--data', type=Path, default=ROOT.parent / 'shared')
     parser.add_argument('--out', type=Path, default=IMAGES / 'recovery.json')
     parser.add_argument('--work', type=Path, default=ROOT / 'work_dirs' / 'recovery',
@@ -36,8 +36,10 @@ def main() -> None:
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--fit-only', action='store_true', help='leave measuring to another call')
     args = parser.parse_args()
-    if args.row == 'plot':
-        plot(json.loads(args.out.read_text()), args.out.with_suffix('.png'))
+    if args.row == 'page':
+        rows = json.loads(args.out.read_text())
+        print(table(rows))
+        plot(rows, args.out.with_suffix('.png'))
         return
 
     import torch
@@ -162,6 +164,20 @@ def square(image):
     """(3, H, W) -> its middle as (3, 224, 224)."""
     from mmext.recovery import center_crop
     return center_crop(image, (224, 224))
+
+
+def table(rows: dict) -> str:
+    """Markdown; cosines are those of patch tokens / class token."""
+    kinds = list(next(row['cosine'] for row in rows.values() if 'cosine' in row))
+    lines = ['| | ' + ' | '.join(kinds) + ' | k-NN | minutes | peak memory |',
+             '|---|' + '--:|' * (len(kinds) + 3)]
+    for name, row in rows.items():
+        cells = [f"{row['cosine'][kind]['patches']:.3f} / {row['cosine'][kind]['class']:.3f}"
+                 for kind in kinds] if 'cosine' in row else ['' for _ in kinds]
+        cells += [str(row.get('knn', '')), str(row.get('minutes', '')),
+                  f"{row['peak_gb']} GB" if 'peak_gb' in row else '']
+        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
 
 
 def plot(rows: dict, path: Path) -> None:
