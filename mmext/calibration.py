@@ -105,10 +105,13 @@ def check_calibrates(model: nn.Module, keep_ratio=None) -> list[BiasedAttention]
 def _fit_layer(layer, args, kwargs, num_images, spread, steps, num_queries, batch_size,
                generator) -> float:
     """Set the key bias of one layer from the arguments of its call; returns the relative error."""
-    x = args[0]
+    x, *args = args
+    if x.dim() == 4:  # Segment Anything's layers take a grid
+        kwargs = {**kwargs, 'hw': tuple(x.shape[1:3])}
+        x = x.flatten(1, 2)
     count, num_tokens, _ = x.shape
     num_prefix_tokens = layer.num_prefix_tokens
-    q, k, v, logit_bias = _heads(layer, *args, **kwargs)
+    q, k, v, logit_bias = _heads(layer, x, *args, **kwargs)
     protected = num_prefix_tokens if layer.keep_prefix else 0
     kept = num_kept(layer.rule_val.ratio or 0.5, num_tokens)
     kept = max(kept if kept < num_tokens else num_tokens // 2, protected + 1)

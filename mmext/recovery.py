@@ -47,19 +47,25 @@ class Recovery(NamedTuple):
         before: as the model came.
         calibrated: after the first stage.
         after: at the end.
+        curve: (steps done, closeness) ten times on the way, the end included.
         losses: of every step.
     """
 
     before: Closeness
     calibrated: Closeness
     after: Closeness
+    curve: list[tuple[int, Closeness]]
     losses: list[float]
+
+    def __str__(self) -> str:
+        return (f'cosine to the dense model on images kept apart:\n  before: {self.before}\n'
+                f'  calibrated: {self.calibrated}\n  after: {self.after}')
 
 
 def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
             keep_ratio: float | Sequence | Mapping | None = None,
-            size: int | tuple[int, int] = 224, steps: int = 300, batch_size: int = 8,
-            lr: float = 3e-3, seed: int = 0, progress: bool = True) -> Recovery:
+            size: int | tuple[int, int] = 224, steps: int = 250, batch_size: int = 8,
+            lr: float = 8e-4, seed: int = 0, progress: bool = True) -> Recovery:
     """Bring the features of a pruned model back to its dense ones, without labels.
 
     First ``calibrate_bias``, then ``steps`` steps of Adam on the weights of the blocks, the key
@@ -87,6 +93,8 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
         ValueError: the model or the images do not fit, or a number is out of range.
     """
     size = (size, size) if isinstance(size, int) else tuple(size)
+    if len(size) != 2 or min(size) < 1:
+        raise ValueError(f'size={size} must be one or two positive numbers of pixels')
     check_images(images)
     for name, value in dict(steps=steps, batch_size=batch_size, lr=lr).items():
         if not value > 0:
@@ -107,20 +115,29 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
 
     @torch.no_grad()
     def measure() -> Closeness:
-        found = [distances(pruned(batch), dense(batch), pruned.num_prefix_tokens)[-1]
-                 for batch in whole[-apart:].split(1)]
+        found = [distances(pruned(batch)[-1:], [features], pruned.num_prefix_tokens)[0]
+                 for batch, features in zip(whole[-apart:].split(1), wanted, strict=True)]
         patches, prefix = (1 - torch.stack(part).mean().item() for part in zip(*found, strict=True))
         return Closeness(patches, prefix if pruned.num_prefix_tokens else None)
 
     try:
+        with torch.no_grad():
+            wanted = [dense(image)[-1] for image in whole[-apart:].split(1)]
         before = measure()
         calibrate_bias(model, whole[:-apart], seed=seed)
         calibrated = measure()
         batches = random_batches(images[:-apart], size, batch_size, steps, generator)
         with tqdm(total=steps, desc='distilling', unit='step', leave=False,
                   disable=not (progress and sys.stderr.isatty())) as bar:
-            losses = distill(pruned, dense, batches, steps, lr, bar)
-        return Recovery(before, calibrated, measure(), losses)
+            curve, losses = [], []
+            for loss in distill(pruned, dense, batches, steps, lr):
+                losses.append(loss)
+                bar.update()
+                step = len(losses)
+                if step * 10 // steps > (step - 1) * 10 // steps:
+                    curve.append((step, measure()))
+                    bar.set_postfix_str(str(curve[-1][1]))
+        return Recovery(before, calibrated, curve[-1][1], curve, losses)
     finally:
         pruned.remove()
         model.train(training)
@@ -206,9 +223,9 @@ def distances(found: Sequence[Tensor], wanted: Sequence[Tensor], num_prefix_toke
     return out
 
 
-def distill(pruned: Tokens, dense: Tokens, batches: Iterable[Tensor], steps: int, lr: float,
-            bar: tqdm) -> list[float]:
-    """Train the blocks of ``pruned``, key bias apart, towards ``dense``; returns the losses."""
+def distill(pruned: Tokens, dense: Tokens, batches: Iterable[Tensor], steps: int, lr: float
+            ) -> Iterator[float]:
+    """Train the blocks of ``pruned``, key bias apart, towards ``dense``; gives every loss."""
     bias = {id(layer.key_bias.weight) for layer in pruned_layers(pruned.model)}
     weights = [parameter for block in pruned.blocks for parameter in block.parameters()
                if id(parameter) not in bias]
@@ -223,7 +240,6 @@ def distill(pruned: Tokens, dense: Tokens, batches: Iterable[Tensor], steps: int
         [dict(params=[weight], size=max(weight.detach().square().mean().sqrt().item(), SMALLEST))
          for weight in weights], lr=0., betas=(0.9, 0.99))
     device = weights[0].device
-    losses = []
     try:
         for step, batch in enumerate(batches):
             rate = lr * min(1, (step + 1) / WARM_UP) * (1 + math.cos(math.pi * step / steps)) / 2
@@ -241,16 +257,14 @@ def distill(pruned: Tokens, dense: Tokens, batches: Iterable[Tensor], steps: int
             loss.backward()
             nn.utils.clip_grad_norm_(weights, CLIP)
             optimizer.step()
-            losses.append(loss.item())
-            if not math.isfinite(losses[-1]):
-                raise ValueError(f'the loss is {losses[-1]} at step {step + 1}: take a smaller lr '
+            if not math.isfinite(loss.item()):
+                raise ValueError(f'the loss is {loss.item()} at step {step + 1}: take a smaller lr '
                                  f'than {lr:g}')
-            bar.update()
+            yield loss.item()
     finally:
         optimizer.zero_grad()
         for parameter, wish in needed:
             parameter.requires_grad_(wish)
-    return losses
 
 
 def fast_autocast(device_type: str):

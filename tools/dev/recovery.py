@@ -1,0 +1,200 @@
+"""Measure how near the features of a ViT-S pruned without labels come to its dense ones.
+
+One call makes one row: a way to start, the closeness of tokens on photos and other images that it
+has not seen, and a k-nearest-neighbor classifier on the class token. docs/pruning.md shows the
+table. Data: the folder of test data beside the checkout.
+
+Example:
+    python tools/dev/recovery.py recovered --data ../shared --threads 2
+    python tools/dev/recovery.py page
+"""
+
+import argparse
+import json
+import resource
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ROOT / 'docs' / 'images'
+ROWS = ('dense', 'random', 'calibrated', 'recovered')
+PHOTOS = ('astronaut.png', 'chelsea.png', 'coffee.png', 'motorcycle_left.png', 'rocket.jpg')
+OTHERS = ('hubble_deep_field.jpg', 'retina.jpg', 'ihc.png', 'camera.png', 'coins.png', 'brick.png',
+          'grass.png', 'gravel.png', 'moon.png')
+NEIGHBORS = 20
+PER_CLASS = {'train': 50, 'test': 50}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+    parser.add_argument('row', choices=(*ROWS, 'page'))
+    parser.add_argument('--data', type=Path, default=ROOT.parent / 'shared')
+    parser.add_argument('--out', type=Path, default=IMAGES / 'recovery.json')
+    parser.add_argument('--work', type=Path, default=ROOT / 'work_dirs' / 'recovery',
+                        help='where the weights of the rows are kept')
+    parser.add_argument('--steps', type=int, default=250)
+    parser.add_argument('--threads', type=int, default=2)
+    parser.add_argument('--fit-only', action='store_true', help='leave measuring to another call')
+    args = parser.parse_args()
+    if args.row == 'page':
+        rows = json.loads(args.out.read_text())
+        print(table(rows))
+        plot(rows, args.out.with_suffix('.png'))
+        return
+
+    import torch
+    torch.set_num_threads(args.threads)
+    found = json.loads(args.out.read_text()) if args.out.exists() else {}
+    weights = args.work / f'{args.row}.pth'
+    if not weights.exists():
+        args.work.mkdir(parents=True, exist_ok=True)
+        model, cost = fitted(args)
+        torch.save(model.state_dict(), weights)
+        found[args.row] = cost
+        write(found, args.out)
+    if not args.fit_only:
+        found.setdefault(args.row, {}).update(measured(args.row, weights, args.data))
+        write(found, args.out)
+
+
+def write(found: dict, path: Path) -> None:
+    rows = {row: found[row] for row in ROWS if row in found}
+    path.write_text(json.dumps(rows, indent=1) + '\n')
+    print(json.dumps(rows, indent=1))
+
+
+def dense_model(data: Path):
+    import timm
+    from safetensors.torch import load_file
+    model = timm.create_model('deit_small_patch16_224', num_classes=0).eval()
+    weights = load_file(data / 'weights' / 'vit_small_patch16_224_pretrained.safetensors')
+    model.load_state_dict({name: value.float() for name, value in weights.items()})
+    return model
+
+
+def fitted(args):
+    """The model of a row, and what it cost."""
+    import torch
+
+    import mmext
+    model = dense_model(args.data)
+    if args.row == 'dense':
+        return model, {}
+    torch.manual_seed(0)
+    mmext.prune_attention(model, keep_ratio=(0.9, 0.1))
+    photos = [read(path, short=320) for path in
+              sorted((args.data / 'data' / 'coco_mini' / 'train2017').glob('*.jpg'))]
+    start, cost = time.time(), {}
+    if args.row == 'calibrated':
+        mmext.calibrate_bias(model, torch.stack([square(photo) for photo in photos]))
+    elif args.row == 'recovered':
+        result = mmext.recover(model, photos, steps=args.steps)
+        print(result)
+        cost = {'steps': args.steps, 'curve': [
+            [step, rounded(now.patches), rounded(now.prefix)]
+            for step, now in [(0, result.calibrated), *result.curve]]}
+    else:
+        return model, {}
+    return model, {'minutes': round((time.time() - start) / 60, 2), 'threads': args.threads,
+                   'peak_gb': round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+                   **cost}
+
+
+def measured(row: str, weights: Path, data: Path) -> dict:
+    """Mean cosine of class and patch tokens to the dense ones, by kind of image; k-NN accuracy."""
+    import skimage
+    import torch
+    import torch.nn.functional as F
+
+    import mmext
+    dense, model = dense_model(data), dense_model(data)
+    if row != 'dense':
+        mmext.prune_attention(model, keep_ratio=(0.9, 0.1))
+    model.load_state_dict(torch.load(weights))
+
+    @torch.inference_mode()
+    def tokens(net, images):
+        return torch.cat([net.forward_features(part) for part in images.split(16)])
+
+    samples = Path(skimage.__file__).parent / 'data'
+    cifar, labels = {}, {}
+    for split, count in PER_CLASS.items():
+        folders = sorted((data / 'data' / 'cifar10_sample' / split).iterdir())
+        paths = [path for folder in folders for path in sorted(folder.glob('*.jpg'))[:count]]
+        cifar[split] = torch.stack([square(read(path)) for path in paths])
+        labels[split] = torch.arange(len(folders)).repeat_interleave(count)
+    kinds = {
+        'COCO val': [*sorted((data / 'data' / 'coco_mini' / 'val2017').glob('*.jpg'))],
+        'scikit-image photos': [samples / name for name in PHOTOS],
+        'scikit-image others': [samples / name for name in OTHERS]}
+    images = {kind: torch.stack([square(read(path)) for path in paths])
+              for kind, paths in kinds.items()}
+    images['CIFAR-10'] = cifar['test'][::25]
+    cosine = {}
+    for kind, batch in images.items():
+        found = F.cosine_similarity(tokens(model, batch), tokens(dense, batch), dim=-1)
+        cosine[kind] = {'images': len(batch), 'class': rounded(found[:, 0].mean().item()),
+                        'patches': rounded(found[:, 1:].mean().item())}
+
+    from sklearn.neighbors import KNeighborsClassifier
+    features = {split: tokens(model, batch)[:, 0].numpy() for split, batch in cifar.items()}
+    neighbors = KNeighborsClassifier(NEIGHBORS, metric='cosine').fit(
+        features['train'], labels['train'])
+    return {'cosine': cosine,
+            'knn': rounded(100 * neighbors.score(features['test'], labels['test']), 1)}
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    return round(value, digits)
+
+
+def read(path: Path, short: int | None = None):
+    """(3, H, W), normalized; the shorter side resized where asked for."""
+    import torch
+    from PIL import Image
+    from torchvision.transforms.v2 import functional as tv
+    image = tv.pil_to_tensor(Image.open(path).convert('RGB'))
+    if short:
+        image = tv.resize(image, short, tv.InterpolationMode.BICUBIC, antialias=True)
+    return tv.normalize(tv.to_dtype(image, torch.float32, scale=True),
+                        [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+
+
+def square(image):
+    """(3, H, W) -> its middle as (3, 224, 224)."""
+    from mmext.recovery import center_crop
+    return center_crop(image, (224, 224))
+
+
+def table(rows: dict) -> str:
+    """Markdown; cosines are those of patch tokens / class token."""
+    kinds = list(next(row['cosine'] for row in rows.values() if 'cosine' in row))
+    lines = ['| | ' + ' | '.join(kinds) + ' | k-NN | minutes | peak memory |',
+             '|---|' + '--:|' * (len(kinds) + 3)]
+    for name, row in rows.items():
+        cells = [f"{row['cosine'][kind]['patches']:.3f} / {row['cosine'][kind]['class']:.3f}"
+                 for kind in kinds] if 'cosine' in row else ['' for _ in kinds]
+        cells += [str(row.get('knn', '')), str(row.get('minutes', '')),
+                  f"{row['peak_gb']} GB" if 'peak_gb' in row else '']
+        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines)
+
+
+def plot(rows: dict, path: Path) -> None:
+    import matplotlib
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    steps, patches, prefix = zip(*rows['recovered']['curve'], strict=True)
+    figure, axes = plt.subplots(figsize=(5.2, 3.2), layout='constrained')
+    axes.plot(steps, patches, 'o-', label='patch tokens')
+    axes.plot(steps, prefix, 's-', label='class token')
+    axes.set(xlabel='steps of 8 crops', ylabel='cosine to the dense model',
+             title='8 photos kept apart, keep ratio .9→.1')
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    print(path)
+
+
+if __name__ == '__main__':
+    main()
