@@ -10,14 +10,14 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from mmext.layers.common import has_hooks, is_plain_linear
+from mmext.ops.autograd import plain
 
 HIDDEN = 2**22  # numbers of a hidden layer that are held at a time: 16 MB in fp32
 
 
 def records_nothing() -> bool:
-    """Neither gradients nor a program are recorded."""
-    return not (torch.is_grad_enabled() or torch.compiler.is_compiling()
-                or torch.jit.is_tracing())
+    """Neither gradients nor a program are recorded, and nothing is transformed."""
+    return not (torch.is_grad_enabled() or plain())
 
 
 def add_scaled(x: Tensor, scale: Tensor, y: Tensor) -> Tensor:
