@@ -1,7 +1,7 @@
 """digits_cls.py with a vision transformer of timm: the start of digits_mask_rcnn_timm-vit.py.
 
-timm's hybrid has a convolutional stem. With a linear patch embedding either backbone stays near
-65 % top-1 on this little data (README).
+timm's hybrid has a convolutional stem. With a linear patch embedding either backbone reaches 63
+to 73 % top-1 on this little data, by its initial values (README).
 """
 
 _base_ = './digits_cls.py'
@@ -15,5 +15,10 @@ model = dict(backbone=dict(
     patch_size=2,  # of the stem's stride 4: patches of 8 pixels
     keep_ratio=(.9, .1),
     train_mode='gather',
-    out_type='avg_featmap',
-    init_cfg=dict(type='Xavier', layer='Linear', distribution='uniform')))
+    out_type='avg_featmap'))
+
+epochs = 20  # with timm's initial values it learns more slowly
+param_scheduler = [
+    dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
+    dict(type='CosineAnnealingLR', T_max=epochs * 68, by_epoch=False)]
+train_cfg = dict(max_epochs=epochs, val_interval=10)
