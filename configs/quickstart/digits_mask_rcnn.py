@@ -36,7 +36,7 @@ model = dict(
         final_norm=True,
         init_cfg=dict(
             type='Pretrained',
-            checkpoint='work_dirs/digits_cls/epoch_12.pth',
+            checkpoint='work_dirs/digits_cls/epoch_20.pth',
             prefix='backbone.')),
     neck=dict(
         type='mmext.SimpleFeaturePyramid',
@@ -93,7 +93,7 @@ model = dict(
         rcnn=dict(
             assigner={**assigner, 'pos_iou_thr': .5, 'neg_iou_thr': .5, 'min_pos_iou': .5,
                       'match_low_quality': False},
-            sampler=dict(type='RandomSampler', num=16, pos_fraction=.3125),
+            sampler=dict(type='RandomSampler', num=20, pos_fraction=.5),
             mask_size=28,
             pos_weight=-1)),
     test_cfg=dict(
@@ -115,7 +115,7 @@ pack = dict(
 train_pipeline = [load_image, load_annotations, resize, pack]
 test_pipeline = [load_image, resize, load_annotations, pack]  # evaluated at the image's own size
 train_dataloader = dict(
-    batch_size=4,
+    batch_size=8,
     num_workers=0,
     sampler=dict(type='InfiniteSampler', shuffle=True),
     dataset=dict(
@@ -146,12 +146,11 @@ test_evaluator = val_evaluator
 # 2,000 iterations x 8 canvases / 2,400 canvases = 6.7 epochs
 iters = 2000
 optim_wrapper = dict(
-    optimizer=dict(type='AdamW', lr=1.5e-3, weight_decay=.05, fused=True),
-    clip_grad=dict(max_norm=1))
+    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=.05), clip_grad=dict(max_norm=1))
 param_scheduler = [
     dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
     dict(type='CosineAnnealingLR', T_max=iters, by_epoch=False)]
-train_cfg = dict(by_epoch=False, max_iters=iters, val_interval=1000)
+train_cfg = dict(by_epoch=False, max_iters=iters, val_interval=400)
 val_cfg = test_cfg = dict()
 
 default_hooks = dict(

@@ -7,9 +7,9 @@ on maps of 32 x 32 with their gradients, and many small operations.
 import time
 from statistics import median
 
-# measured together on 2 cores of an AMD EPYC, torch 2.14.1
-PROBE = 0.0300
-PARTS = {'data': 12, 'classifier': 75, 'detector': 240}
+# CPU seconds of one thread of an AMD EPYC, torch 2.14.1: a step of the probe, and the parts
+PROBE = 0.067
+PARTS = {'data': 25, 'classifier': 180, 'detector': 1080}
 
 
 def probe(seconds: float = 2.) -> float:
