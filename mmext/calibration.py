@@ -3,6 +3,7 @@
 This project's own; the paper trains the bias. ``calibrate_bias`` fits it layer by layer.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -63,6 +64,7 @@ def calibrate_bias(model: nn.Module, images: Tensor,
         found = tuple(images.shape) if hasattr(images, 'shape') else type(images).__name__
         raise ValueError(f'images must be one tensor (n, 3, H, W), normalized; got {found} '
                          f'({type(images).__name__})')
+    _warn_unless_normalized(model, images)
     layers = check_calibrates(model, keep_ratio)
     if keep_ratio is not None:
         set_keep_ratio(model, keep_ratio, train=False)
@@ -100,6 +102,18 @@ def check_calibrates(model: nn.Module, keep_ratio=None) -> list[BiasedAttention]
     if all(rule.ratio is None for rule in rules):
         raise ValueError('every column is kept: give keep_ratio, for example (0.9, 0.1)')
     return layers
+
+
+def _warn_unless_normalized(model: nn.Module, images: Tensor) -> None:
+    low, high = (float(value) for value in images.aminmax())
+    if low < 0 and max(-low, high) < 20:
+        return
+    config = getattr(model, 'pretrained_cfg', None) or {}
+    if not any(config.get('mean', (1,))):  # a model for pixels from 0 to 1
+        return
+    mean = f", with mean {config['mean']} and std {config['std']}" if config.get('mean') else ''
+    warnings.warn(f'images range from {low:.3g} to {high:.3g}: they look as if they were not '
+                  f'normalized; give them as the model was trained{mean}', stacklevel=3)
 
 
 def _fit_layer(layer, args, kwargs, num_images, spread, steps, num_queries, batch_size,

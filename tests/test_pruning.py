@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
 
@@ -188,6 +189,19 @@ def test_calibration_says_what_images_it_takes(images):
         calibrate_bias(model, images)
 
 
+@pytest.mark.parametrize('change, warns', [
+    (lambda pixels: pixels, 'range from 0 to 255'), (lambda pixels: pixels / 255, 'from 0 to 1'),
+    (lambda pixels: pixels - 127, 'mean .0.5'), (lambda pixels: (pixels - 127) / 64, None)])
+def test_calibration_warns_of_images_that_are_not_normalized(change, warns, recwarn):
+    model, _ = build('vit')
+    prune_attention(model, keep_ratio=0.5)
+    pixels = torch.arange(256.).repeat(48).reshape(1, 3, 64, 64)
+    calibrate_bias(model, change(pixels), steps=1)
+    found = [str(w.message) for w in recwarn if 'normalized' in str(w.message)]
+    assert len(found) == (warns is not None)
+    assert warns is None or re.search(warns, found[0])
+
+
 @pytest.mark.parametrize('key', ['dinov2 registers', 'beit', 'eva02', 'no qkv bias'])
 def test_calibration_lowers_the_error(key):
     """On the calibration images, against as many columns ranked by a random direction."""
@@ -352,3 +366,39 @@ def test_the_class_token_stays_by_default_in_every_form():
             layer.configure(keep_prefix=False)
             kept = layer.forward_intermediates(x)[1]['kept']
             assert not kept[..., 0].all() and (kept.sum(-1) == 5).all()
+
+
+def test_recipes_of_the_page(root_dir, tmp_path, monkeypatch):
+    """The blocks of docs/pruning.md in their order, with a small model and random pictures."""
+    page = (root_dir / 'docs/pruning.md').read_text()
+    blocks = dict(re.findall(r'<!-- (train|save|load) -->\n```python\n(.*?)```', page, re.S))
+    assert list(blocks) == ['train', 'save', 'load']
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    made = timm.create_model
+    monkeypatch.setattr(timm, 'create_model', lambda name, pretrained=False, **options: made(
+        'vit_tiny_patch16_224', **{**SMALL, **options}))
+    loader = [(torch.randn(4, 3, 64, 64), torch.randint(0, 7, (4,))) for _ in range(2)]
+    names = {'timm': timm, 'mmext': mmext, 'torch': torch, 'loader': loader, 'epochs': 1,
+             'images': torch.randn(4, 3, 64, 64)}
+    for name, text in blocks.items():
+        exec(text.replace('num_classes=1000', 'num_classes=7'), names)
+        if name == 'train':
+            moved = [layer.key_bias.weight.grad for layer in names['handle'].layers]
+            assert all(grad is not None and grad.abs().sum() > 0 for grad in moved)
+    loaded, trained = names['loaded'], names['model'].eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(names['images']), trained(names['images']))
+    assert [layer.rule_val for layer in pruned_layers(loaded)] == [
+        layer.rule_val for layer in pruned_layers(trained)]
+
+
+def test_timm_training_script_finds_the_models(root_dir):
+    """The page's command up to its script: the name is known without changing timm's code."""
+    page = (root_dir / 'docs/pruning.md').read_text()
+    code, = re.findall(r'python -c "(import mmext[^"]*)" train.py', page)
+    probe = code.split('runpy.run_path')[0] + (
+        "import timm; model = timm.create_model('deit_tiny_bias_patch16_224', keep_ratio=[0.9, "
+        "0.1]); print(model.blocks[0].attn.rule_val.ratio)")
+    run = subprocess.run([sys.executable, '-c', probe, 'train.py'], capture_output=True, text=True)
+    assert run.returncode == 0 and run.stdout.strip() == '0.9', run.stderr

@@ -9,7 +9,6 @@ default_scope = 'mmpretrain'
 # key-value columns are kept, those with the largest learned key bias
 model = dict(
     type='ImageClassifier',
-    data_preprocessor=dict(mean=[127.5] * 3, std=[64.] * 3, to_rgb=True, num_classes=10),
     backbone=dict(
         type='mmext.BiasPrunedViT',
         arch=dict(embed_dim=64, depth=4, num_heads=4),
@@ -22,6 +21,8 @@ model = dict(
         train_mode='gather',  # the same values as 'mask', faster here
         out_type='avg_featmap'),
     head=dict(type='LinearClsHead', num_classes=10, in_channels=64))
+
+data_preprocessor = dict(mean=[127.5] * 3, std=[64.] * 3, to_rgb=True, num_classes=10)
 
 data_root = 'data/digits/classification'
 # 1,438 digits x 3 renderings / batches of 64 = 68 iterations an epoch

@@ -10,7 +10,6 @@ stuff = ('plain paper', 'ruled paper', 'squared paper')
 model = dict(
     type='PanopticFPN',
     data_preprocessor=dict(pad_seg=True, seg_pad_value=255),
-    roi_head=dict(bbox_head=dict(fc_out_channels=96)),  # its weights travel with mmext
     semantic_head=dict(
         type='PanopticFPNHead',
         num_things_classes=10,

@@ -44,7 +44,7 @@ def task_of(model: dict) -> str:
     results = model.get('Results') or []
     if results:
         return results[-1]['Task']
-    stem = Path(model['Config']).stem.removeprefix('digits_').replace('_', '-')
+    stem = Path(model['Config']).stem.removeprefix('digits_').removeprefix('own_').replace('_', '-')
     if stem.startswith('mask2former') and 'panoptic' not in stem:
         return 'Instance Segmentation'
     return next((task for start, task in TASKS.items() if stem.startswith(start)),

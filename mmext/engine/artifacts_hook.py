@@ -20,7 +20,7 @@ from mmengine.model import is_model_wrapper
 import mmext
 from mmext.registry import HOOKS
 
-from .class_report import draw_class_report
+from .by_class import draw_class_report
 
 
 @HOOKS.register_module()

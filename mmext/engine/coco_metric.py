@@ -12,7 +12,7 @@ from terminaltables import AsciiTable
 
 from mmext.registry import METRICS
 
-from .class_report import class_report
+from .by_class import class_report
 from .coco_evaluation import BACKENDS, BOX, CATEGORY, IMAGE, SCORE, average_precision, evaluate
 
 STATS = {
@@ -99,7 +99,7 @@ class CocoMetric(MmdetCocoMetric):
         return values
 
     def class_report(self) -> dict[str, dict]:
-        """For boxes and masks of the last evaluation: see ``mmext.engine.class_report``."""
+        """For boxes and masks of the last evaluation: see ``mmext.engine.by_class``."""
         return {metric: class_report(run, self._coco_api) for metric, run in self.runs.items()
                 if run.params.useCats}
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from pycocotools.coco import COCO
 
 import mmext.registry  # noqa: F401  (first: it prepares mmcv's ops for mmdet)
-from mmext.engine.class_report import class_report, draw_class_report
+from mmext.engine.by_class import class_report, draw_class_report
 from mmext.engine.coco_evaluation import CONFIDENT, evaluate
 
 IDS = [3, 8, 20]
