@@ -21,7 +21,7 @@ import os
 import sys
 from pathlib import Path
 
-from mmext.cli.arguments import add_amp, add_cfg_options, add_device, add_overwrite, positive
+from mmext.cli.arguments import add_amp, add_cfg_options, add_device, positive
 from mmext.cli.clear_errors import one_clear_error
 from mmext.cli.package_files import TRAINED
 
@@ -43,7 +43,6 @@ def parse_args(argv=None):
         '--ann-file', type=Path, metavar='JSON',
         help='take the ids of images and categories from this COCO file, for an evaluation '
         '(default: images numbered from 1, labels from 1)')
-    add_overwrite(parser)
     add_device(parser)
     add_amp(parser)
     add_cfg_options(parser)
@@ -75,12 +74,10 @@ def in_words(found: dict, score_thr: float) -> str:
 def main(argv=None):
     args = parse_args(argv)
     import mmext
-    from mmext.cli.outputs import check_folder
-    from mmext.cli.prediction_files import WRITTEN, PredictionFiles
+    from mmext.cli.prediction_files import PredictionFiles
     from mmext.cli.predictor import find_images
     from mmext.cli.progress_bar import progress
 
-    check_folder(args.out_dir, WRITTEN, args.overwrite)
     one = args.images.is_file()
     images = [str(args.images)] if one else find_images(args.images)
     coco = json.loads(args.ann_file.read_text()) if args.ann_file else None

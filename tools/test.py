@@ -74,7 +74,7 @@ def main():
     args = parse_args()
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.launch import ConfigError, build_runner, load_config
-    from mmext.cli.outputs import check_folder, check_outputs, keep_drawings_apart
+    from mmext.cli.outputs import check_outputs, keep_drawings_apart
     from mmext.engine import PruningRatioHook
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.out and not args.out.endswith(('.pkl', '.pickle', '.json')):
@@ -87,7 +87,6 @@ def main():
     for _, node, _ in list(initial_weights(cfg.model)):
         node['init_cfg'] = None  # replaced by the checkpoint under test; may not even be here
     if args.show_dir:
-        check_folder(args.show_dir, ['*'], args.overwrite)
         draw_predictions(cfg, args.show_dir)
     if args.tta:
         from mmext.cli.config_check import check_tta

@@ -29,7 +29,7 @@ from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.arguments import use_device
 from mmext.cli.config_check import ConfigError, check_config
 from mmext.cli.launch import build_model, default_shape, load_config
-from mmext.cli.outputs import Names, check_folder, check_outputs
+from mmext.cli.outputs import Names
 from mmext.datasets.loading import LoadImageFromFile
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm'}
@@ -62,16 +62,8 @@ class Batch(NamedTuple):
 # ------------------------------------------------------------------------------------- the model
 
 
-def subjects(args, tool: str, figures: Sequence[str]) -> list[Subject]:
-    """The model of the command line and those to compare it with.
-
-    Args:
-        args: of ``analysis_parser``.
-        tool: its name.
-        figures: patterns of the names of its figures; none that exists is replaced unasked.
-    """
-    check_folder(args.out, [f'{name}.png' for name in figures], args.overwrite)
-    check_outputs([json_path(args, tool)], args.overwrite)
+def subjects(args) -> list[Subject]:
+    """The model of the command line and those to compare it with."""
     use_device(args)
     pairs = [(args.config, getattr(args, 'checkpoint', None))]
     for word in getattr(args, 'compare', []):
@@ -338,19 +330,13 @@ def write_figure(args, subjects: Sequence[Subject], figure: Figure, name: str) -
     return save(figure, args.out / f'{name}.png', note, args.dpi)
 
 
-def json_path(args, tool: str) -> Path | None:
-    if args.json is None:
-        return None
-    return Path(args.json) if args.json else args.out / f'{tool}.json'
-
-
 def report(args, tool: str, subjects: Sequence[Subject], numbers: dict, figures: Sequence[Path]):
     """Print where the figures are and write the JSON that was asked for."""
     for path in figures:
         print(f'figure: {path}')
-    path = json_path(args, tool)
-    if path is None:
+    if args.json is None:
         return
+    path = Path(args.json) if args.json else args.out / f'{tool}.json'
     result = {
         'tool': tool,
         'settings': {key: getattr(args, key) for key in SETTINGS if hasattr(args, key)},

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from .clear_errors import ConfigError
+from .config_check import ConfigError
 
 
 def check_outputs(outputs: Iterable[str | Path | None], overwrite: bool,
@@ -23,24 +23,6 @@ def check_outputs(outputs: Iterable[str | Path | None], overwrite: bool,
             raise ConfigError(f'{path} is a folder: give a file to write.')
         if path.exists() and not overwrite:
             raise ConfigError(f'{path} exists; --overwrite replaces it.')
-
-
-def check_folder(folder: str | Path, patterns: Iterable[str], overwrite: bool) -> None:
-    """Raise :class:`ConfigError` where a folder holds what this command would write.
-
-    Args:
-        folder: need not exist.
-        patterns: of the names that are written there, e.g. 'attention_*.png'.
-        overwrite: whether the user allowed to replace them.
-    """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f'{folder} is a file: give a folder to write to.')
-    found = sorted({path.name for pattern in patterns for path in folder.glob(pattern)})
-    if found and not overwrite:
-        more = f' and {len(found) - 1} more' if len(found) > 1 else ''
-        raise ConfigError(f'{folder / found[0]}{more} exists; --overwrite replaces it, another '
-                          'folder keeps it.')
 
 
 class Names:

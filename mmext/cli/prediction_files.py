@@ -10,9 +10,6 @@ import numpy as np
 from .config_check import ConfigError
 from .predictor import Prediction
 
-# names that may lie in the folder afterwards
-WRITTEN = ('vis', 'results.json', 'images.json', 'panoptic', 'panoptic.json', 'semantic',
-           'predictions.json')
 KEPT_SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp'}
 
 

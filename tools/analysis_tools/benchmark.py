@@ -42,7 +42,6 @@ from mmext.cli.arguments import (
     RATIO_HELP,
     add_device,
     add_keep_ratio,
-    add_overwrite,
     add_shape,
     command_line,
     positive,
@@ -93,7 +92,6 @@ def parse_args(argv=None):
     parser.add_argument('--threads', type=positive, help='CPU threads')
     add_device(parser)
     parser.add_argument('--json', metavar='OUT')
-    add_overwrite(parser)
     parser.add_argument('--against', metavar='OLD.json', help='say what got slower since')
     parser.add_argument('--plot', metavar='PNG', help='of operators and layers over --tokens')
     args = parser.parse_args(argv)
@@ -148,9 +146,6 @@ def main(argv=None) -> int:
     args = parse_args(argv)
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.benchmark_compare import read, report
-    from mmext.cli.outputs import check_outputs
-    if args.level != 'compare':
-        check_outputs([args.json, args.plot], args.overwrite, [args.against])
     old = read(args.against) if args.against else None  # a wrong file shows before measuring
     if args.level == 'compare':
         new = read(args.json)

@@ -13,14 +13,7 @@ Examples:
 import json
 from pathlib import Path
 
-from mmext.cli.arguments import (
-    add_cfg_options,
-    add_keep_ratio,
-    add_overwrite,
-    add_shape,
-    command_line,
-    positive,
-)
+from mmext.cli.arguments import add_cfg_options, add_keep_ratio, add_shape, command_line, positive
 from mmext.cli.clear_errors import one_clear_error
 
 
@@ -45,7 +38,6 @@ def parse_args(argv=None):
         '--modules', type=int, default=0, metavar='DEPTH',
         help='also list modules down to this depth of names')
     parser.add_argument('--json', type=Path, metavar='OUT', help='write the result to this file')
-    add_overwrite(parser)
     add_cfg_options(parser)
     return parser.parse_args(argv)
 
@@ -68,11 +60,9 @@ def show(result: dict) -> None:
 
 def main(argv=None):
     args = vars(parse_args(argv))
-    out, overwrite = args.pop('json'), args.pop('overwrite')
+    out = args.pop('json')
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.flops import count_config
-    from mmext.cli.outputs import check_outputs
-    check_outputs([out], overwrite, [args['config']])
     result = count_config(**args)
     show(result)
     if out:

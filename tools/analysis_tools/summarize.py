@@ -12,7 +12,7 @@ import csv
 import json
 from pathlib import Path
 
-from mmext.cli.arguments import add_device, add_overwrite, command_line, positive, use_device
+from mmext.cli.arguments import add_device, command_line, positive, use_device
 from mmext.cli.clear_errors import one_clear_error
 
 
@@ -27,18 +27,13 @@ def parse_args(argv=None):
     parser.add_argument('--out', type=Path, metavar='DIR',
                         help='write summary.md and summary.csv there')
     parser.add_argument('--json', type=Path, metavar='FILE')
-    add_overwrite(parser)
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parse_args(argv)
     # after parsing, so that --help and typing errors answer at once
-    from mmext.cli.outputs import check_folder, check_outputs
     from mmext.cli.summary import add_latency, markdown, table
-    check_outputs([args.json], args.overwrite)
-    if args.out:
-        check_folder(args.out, ['summary.md', 'summary.csv'], args.overwrite)
     use_device(args)
     rows = table(args.work_dirs, args.pick)
     if args.latency:

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 
-from mmext.cli.arguments import add_cfg_options, add_overwrite
+from mmext.cli.arguments import add_cfg_options
 from mmext.cli.clear_errors import one_clear_error
 
 
@@ -28,7 +28,6 @@ def parse_args():
     parser.add_argument('--config', help='check the train, val and test data of this config')
     add_cfg_options(parser)
     parser.add_argument('--json', metavar='OUT', help='write the reports to this file')
-    add_overwrite(parser)
     args = parser.parse_args()
     if bool(args.ann_file) == bool(args.config):
         parser.error('give either an annotation file or --config')
@@ -39,10 +38,8 @@ def main():
     args = parse_args()
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.annotation_check import check_coco_file, check_dataset_cfg
-    from mmext.cli.outputs import check_outputs
     from mmext.cli.panoptic_check import check_panoptic_file, check_segmentation_cfg
     try:
-        check_outputs([args.json], args.overwrite, [args.ann_file, args.config])
         if args.config:
             from mmext.cli.config_check import check_data_paths, splits_of
             from mmext.cli.launch import load_config

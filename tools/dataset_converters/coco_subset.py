@@ -30,9 +30,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from mmext.cli.arguments import add_overwrite
 from mmext.cli.clear_errors import one_clear_error
-from mmext.cli.outputs import check_outputs
 from mmext.cli.paths import below
 
 
@@ -56,7 +54,6 @@ def parse_args(argv=None):
     parser.add_argument('--copy-to', type=Path, help='copy the chosen images to this folder')
     parser.add_argument(
         '--attribution', type=Path, help='write a table of images, sources and licenses')
-    add_overwrite(parser)
     args = parser.parse_args(argv)
     if args.num_images is not None and args.num_images < 1:
         parser.error(f'--num-images {args.num_images} must be at least 1')
@@ -152,8 +149,6 @@ def write_attribution(data, path):
 
 def main(argv=None):
     args = parse_args(argv)
-    check_outputs([args.out, args.attribution, *(args.split or [])[:1]], args.overwrite,
-                  [args.ann_file])
     try:
         data = json.loads(args.ann_file.read_text(encoding='utf-8'))
         small = subset(
@@ -173,7 +168,6 @@ def main(argv=None):
         raise SystemExit(f'error: {args.ann_file} is no COCO file ({type(error).__name__}: '
                          f'{error}); check_coco.py says where') from error
     if args.copy_to:
-        check_outputs(targets, args.overwrite, sources)
         for source, target in zip(sources, targets, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)

@@ -12,18 +12,15 @@ import argparse
 import os
 from pathlib import Path
 
-from mmext.cli.clear_errors import ConfigError, one_clear_error
+from mmext.cli.clear_errors import one_clear_error
 
 CLASSES = (
     Path(__file__).resolve().parents[2] / 'configs/_base_/datasets/imagenet100_classes.txt')
 
 
 def link(source: Path, target: Path) -> None:
-    if target.is_symlink() and target.resolve() == source.resolve():
-        return  # of an earlier call
-    if target.is_symlink() or target.exists():
-        raise ConfigError(f'{target} exists and is no link to {source}: remove it, or give '
-                          'another folder')
+    if target.is_symlink():
+        target.unlink()
     os.symlink(source.resolve(), target)
 
 

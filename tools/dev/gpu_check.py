@@ -8,7 +8,7 @@ a value is wrong, with --against an older result with 3 when something got slowe
 
 from pathlib import Path
 
-from mmext.cli.arguments import add_device, add_overwrite, command_line
+from mmext.cli.arguments import add_device, command_line
 from mmext.cli.clear_errors import one_clear_error
 
 
@@ -16,7 +16,6 @@ def parse_args(argv=None):
     parser = command_line(__doc__)
     add_device(parser)
     parser.add_argument('--json', type=Path, default=Path('gpu_check.json'))
-    add_overwrite(parser)
     parser.add_argument('--against', type=Path, metavar='OLD.json',
                         help='say what got slower since')
     parser.add_argument('--minutes', type=float, default=5.5,
@@ -32,8 +31,6 @@ def main(argv=None) -> int:
     args = parse_args(argv)
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.gpu_check import run
-    from mmext.cli.outputs import check_outputs
-    check_outputs([args.json], args.overwrite)
     return run(args)
 
 

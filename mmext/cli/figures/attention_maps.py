@@ -41,7 +41,7 @@ def panels(args, subject, images: dict) -> None:
 
 
 def run(args) -> None:
-    models, images, figures = subjects(args, 'attention_maps', ['attention_*']), {}, []
+    models, images, figures = subjects(args), {}, []
     for subject in models:
         if not args.pruned:
             make_dense(subject.backbone)

@@ -61,7 +61,7 @@ def standardized(x: torch.Tensor) -> torch.Tensor:
 
 
 def run(args) -> None:
-    [subject] = subjects(args, 'bias_correlation', ['bias_correlation', 'bias_scatter'])
+    [subject] = subjects(args)
     make_dense(subject.backbone)
     layers = analyzed_layers(subject.backbone, args.layers)
 

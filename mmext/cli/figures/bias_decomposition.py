@@ -25,7 +25,7 @@ def parts(logits: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
 
 
 def run(args) -> None:
-    [subject] = subjects(args, 'bias_decomposition', ['decomposition_*', 'kept_*'])
+    [subject] = subjects(args)
     if 'keep_ratio' in args:
         set_keep_ratio(subject.backbone, args.keep_ratio)
     layers, numbers, figures = shown_layers(args, subject.backbone), {}, []

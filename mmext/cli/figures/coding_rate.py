@@ -30,7 +30,7 @@ def measure(args, subject) -> dict:
 
 
 def run(args) -> None:
-    models = subjects(args, 'coding_rate', ['coding_rate'])
+    models = subjects(args)
     found = {subject.label: measure(args, subject) for subject in models}
     panels = [Panel(
         [Line(label, numbers['layers'], numbers['mean'][kind], numbers['spread'][kind], color=i)

@@ -260,7 +260,7 @@ def print_table(points: list[dict], metric: str) -> None:
 
 
 def run(args) -> None:
-    models = subjects(args, 'keep_ratio_sweep', ['keep_ratio_sweep', 'schedule_search'])
+    models = subjects(args)
     first = models[0]
     if not any(prunes(subject.backbone) or hasattr(subject.backbone, 'set_tome')
                for subject in models):

@@ -17,7 +17,7 @@ KINDS = {'membership': 'Π', 'gate': 'gate G'}
 
 
 def run(args) -> None:
-    [subject] = subjects(args, 'membership_maps', ['membership_*'])
+    [subject] = subjects(args)
     layers, rows, numbers, figures = shown_layers(args, subject.backbone), {}, {}, []
     for batch in batches(args, subject):
         for layer in layers_of(subject, batch.inputs, layers, ['membership']):

@@ -39,7 +39,7 @@ def measure(args, subject) -> dict:
 
 
 def run(args) -> None:
-    models = subjects(args, 'oracle_gap', ['oracle_gap'])
+    models = subjects(args)
     found = {subject.label: measure(args, subject) for subject in models}
     panels, gaps = [], []
     for m, (label, numbers) in enumerate(found.items()):
