@@ -29,11 +29,13 @@ from mmext.cli.arguments import (
     RATIO_HELP,
     add_device,
     add_keep_ratio,
+    add_overwrite,
     add_shape,
     command_line,
     positive,
 )
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 ARCHS = ('deit-base', 'deit-small', 'deit-tiny', 'vit-large')
 
@@ -74,6 +76,7 @@ def parse_args(argv=None):
     add_device(parser)
     parser.add_argument('--json', metavar='OUT')
     parser.add_argument('--plot', metavar='PNG', help='of operators and layers over --tokens')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     usual = (['math', 'efficient'], 50, 200) if args.paper else (['fused'], 3, 10)
     for name, value in zip(('backend', 'warmup', 'repeat'), usual, strict=True):
@@ -109,6 +112,8 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
+    check_outputs([args.json, args.plot], args.overwrite,
+                  [args.config, args.checkpoint, args.image])
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.benchmark import run
     run(args)
