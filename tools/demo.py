@@ -21,7 +21,13 @@ import os
 import sys
 from pathlib import Path
 
-from mmext.cli.arguments import add_amp, add_cfg_options, add_device, positive
+from mmext.cli.arguments import (
+    add_amp,
+    add_cfg_options,
+    add_device,
+    add_overwrite,
+    positive,
+)
 from mmext.cli.clear_errors import one_clear_error
 from mmext.cli.package_files import TRAINED
 
@@ -43,6 +49,7 @@ def parse_args(argv=None):
         '--ann-file', type=Path, metavar='JSON',
         help='take the ids of images and categories from this COCO file, for an evaluation '
         '(default: images numbered from 1, labels from 1)')
+    add_overwrite(parser)
     add_device(parser)
     add_amp(parser)
     add_cfg_options(parser)
@@ -74,19 +81,22 @@ def in_words(found: dict, score_thr: float) -> str:
 def main(argv=None):
     args = parse_args(argv)
     import mmext
-    from mmext.cli.prediction_files import PredictionFiles
+    from mmext.cli.outputs import check_outputs
+    from mmext.cli.prediction_files import PredictionFiles, files_of
     from mmext.cli.predictor import find_images
     from mmext.cli.progress_bar import progress
 
     one = args.images.is_file()
     images = [str(args.images)] if one else find_images(args.images)
+    root = args.images.parent if one else args.images
+    check_outputs(files_of(args.out_dir, root, images, not args.no_vis), args.overwrite,
+                  [*images, args.ann_file])
     coco = json.loads(args.ann_file.read_text()) if args.ann_file else None
     model = mmext.load(args.model or args.config, args.checkpoint, device=args.device,
                        options=args.cfg_options)
     if args.amp:
         from mmext.cli.half_precision import use_half_precision
         use_half_precision(model.model, args.amp)
-    root = args.images.parent if one else args.images
     files = PredictionFiles(args.out_dir, root, model.classes, coco, not args.no_vis,
                             args.score_thr)
     failed = []

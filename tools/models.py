@@ -13,7 +13,10 @@ import json
 import sys
 from pathlib import Path
 
+from mmext.cli.arguments import add_overwrite
+from mmext.cli.clear_errors import one_clear_error
 from mmext.cli.model_index import read_index, table
+from mmext.cli.outputs import check_outputs
 
 
 def parse_args(argv=None):
@@ -22,11 +25,13 @@ def parse_args(argv=None):
     parser.add_argument('pattern', nargs='?', default='', help='only names that contain this')
     parser.add_argument('--task', default='', help='only tasks that contain this, in any case')
     parser.add_argument('--json', type=Path, metavar='OUT', help='write the list to this file')
+    add_overwrite(parser)
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parse_args(argv)
+    check_outputs([args.json], args.overwrite)
     entries = [entry for entry in read_index() if args.pattern in entry['config']
                and args.task.lower() in entry['task'].lower()]
     if not entries:
@@ -38,4 +43,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
-    main()
+    with one_clear_error():
+        main()

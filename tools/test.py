@@ -74,12 +74,13 @@ def main():
     args = parse_args()
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.launch import ConfigError, build_runner, load_config
-    from mmext.cli.outputs import check_outputs, keep_drawings_apart
+    from mmext.cli.outputs import check_folder, check_outputs, keep_drawings_apart
     from mmext.engine import PruningRatioHook
     cfg = load_config(args.config, args.cfg_options, args.work_dir, args.launcher)
     if args.out and not args.out.endswith(('.pkl', '.pickle', '.json')):
         raise ConfigError(f'--out {args.out!r} must end in .pkl (predictions) or .json (metrics).')
     check_outputs([args.out], args.overwrite, [args.config, args.checkpoint])
+    check_folder(args.show_dir, args.overwrite)
     if args.tta and args.show_dir and cfg.default_scope == 'mmpretrain':
         raise ConfigError('--tta and --show-dir exclude each other for classifiers: there is no '
                           'one image to draw on.')

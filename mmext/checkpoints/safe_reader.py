@@ -5,8 +5,9 @@ What is verified, before anything of a file is used:
 - ``torch.save`` since torch 1.6 (a zip): the CRC-32 of every record, which torch itself ignores;
 - a hash in the name (``model-0a1b2c3d.pth``, as publish_model, mmdet and torch.hub write it): the
   SHA-256 of the file;
-- older ``torch.save`` and .safetensors: sizes only. These formats carry no checksum, so that a
-  file of theirs without a hash in its name is loaded with a warning that says so.
+- older ``torch.save`` and .safetensors: sizes, and that no tensor has a few values no weight can
+  have. These formats carry no checksum, so that a file of theirs without a hash in its name is
+  loaded with a warning that says so.
 
 See also ``mmext.compat.torch_load`` and, for what mmengine reads, ``mmengine_loading``.
 """
@@ -21,6 +22,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -29,6 +31,7 @@ from mmext.compat.torch_load import allow_own_checkpoints
 TRUST = 'If it is your own and you trust it, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1.'
 # eight hexadecimal digits or more; digits alone are a date or a number of iterations
 HASH = re.compile(r'-(?=\d*[a-f])([0-9a-f]{8,64})\.\w+$')
+LARGEST = 1e10  # beyond it no weight, statistic or moment of an optimizer lies
 _verified: dict[tuple, bool] = {}
 
 
@@ -50,6 +53,11 @@ def read_checkpoint(path: str, mmap: bool = False, map_location='cpu'):
     has_checksum = verify(path)
     content = _read(path, mmap, map_location)
     if not has_checksum:
+        for name, value, count, total in odd_values(content):
+            raise UnreadableCheckpoint(
+                f'{path} is damaged: {name} holds {value:.3g} in {count} of {total} values, which '
+                'no weight is. Take another copy; if that is meant, put the start of the SHA-256 '
+                'of the file into its name (NAME-<8 digits>.SUFFIX), which is verified instead.')
         warnings.warn(
             f'{path}: files of this format carry no checksum, so damage to the weights would not '
             'be noticed. A hash in the name (NAME-<first 8 digits of its SHA-256>.SUFFIX) is '
@@ -96,6 +104,29 @@ def _read_safetensors(path: str, map_location) -> dict[str, torch.Tensor]:
 
 
 # --------------------------------------------------------------------------------- verification
+def odd_values(content, name: str = '') -> Iterator[tuple[str, float, int, int]]:
+    """Tensors of which a few values are beyond 1e10 or not finite, as flipped exponents are.
+
+    A flip of the highest bit of the exponent takes any weight below 1 there. Masks of -inf and
+    runs that diverged have more than a few such values (1 %), single numbers may be anything.
+
+    Yields:
+        name, one such value, how many of them, number of values of the tensor.
+    """
+    if isinstance(content, torch.Tensor):
+        if content.is_floating_point() and content.numel() > 1:
+            low, high = torch.aminmax(content)  # in one pass, and nan where there is one
+            if not (low >= -LARGEST and high <= LARGEST):
+                odd = content[~(content.abs() <= LARGEST)]
+                if len(odd) <= max(1, content.numel() // 100):
+                    yield name, odd[0].item(), len(odd), content.numel()
+        return
+    items = content.items() if isinstance(content, Mapping) else (
+        enumerate(content) if isinstance(content, (list, tuple)) else ())
+    for key, value in items:
+        yield from odd_values(value, f'{name}.{key}' if name else str(key))
+
+
 def promised_hash(path: str) -> str | None:
     """The start of the SHA-256 that a published name ends in."""
     found = HASH.search(os.path.basename(path))

@@ -29,7 +29,7 @@ from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
 from mmext.cli.arguments import use_device
 from mmext.cli.config_check import ConfigError, check_config
 from mmext.cli.launch import build_model, default_shape, load_config
-from mmext.cli.outputs import Names
+from mmext.cli.outputs import Names, check_outputs
 from mmext.datasets.loading import LoadImageFromFile
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff', '.ppm'}
@@ -201,6 +201,13 @@ def image_infos(args, cfg: Config) -> list[dict]:
     return [get(i) for i in sorted(set(np.linspace(0, total - 1, count).round().astype(int)))]
 
 
+def image_names(infos: Sequence[dict]) -> list[str]:
+    """Of the images in figures and numbers, distinct."""
+    name_of = Names()
+    return [name_of(info.get('img_path') or f"image_{info.get('sample_idx', number)}")
+            for number, info in enumerate(infos)]
+
+
 def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
     """The images of the command line, preprocessed; consecutive ones of equal size together."""
     infos = image_infos(args, subject.cfg)
@@ -213,7 +220,7 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
     if progress:
         print(f'{subject.label}: {len(infos)} images', file=sys.stderr)
         bar = ProgressBar(len(infos), file=sys.stderr) if sys.stderr.isatty() else None
-    waiting, name_of = [], Names()
+    waiting = []
 
     def hand_on() -> Iterator[Batch]:
         names, inputs, samples = zip(*waiting, strict=True)
@@ -228,12 +235,11 @@ def batches(args, subject: Subject, progress: bool = True) -> Iterator[Batch]:
         if bar is not None:
             bar.update(len(names))
 
-    for number, info in enumerate(infos):
+    for name, info in zip(image_names(infos), infos, strict=True):
         if 'img' not in info:
             info = load.transform(dict(info))
             if not reads_bgr:
                 info['img'] = info['img'][..., ::-1]
-        name = name_of(info.get('img_path') or f"image_{info.get('sample_idx', number)}")
         item = subject.pipeline(info)
         full = len(waiting) == args.batch_size
         if waiting and (full or waiting[-1][1].shape != item['inputs'].shape):
@@ -324,19 +330,47 @@ def mean_and_spread(values: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarr
 # --------------------------------------------------------------------------------------- results
 
 
+def json_path(args, tool: str) -> Path | None:
+    if args.json is None:
+        return None
+    return Path(args.json) if args.json else args.out / f'{tool}.json'
+
+
+def check_results(args, tool: str, figures: Sequence[str] = (), of_images: Sequence[str] = (),
+                  others: Sequence[str] = ()) -> None:
+    """Refuse to write over what is there, before any model is built.
+
+    Args:
+        tool: its name, that of its JSON.
+        figures: names of the figures without their suffix.
+        of_images: what stands before the name of an image, for figures of single images.
+        others: further files in --out.
+    """
+    names = []
+    if of_images:
+        names = image_names(image_infos(args, load_config(
+            args.config, args.cfg_options, None, 'none')))
+    figures = [*figures, *(f'{kind}_{name}' for name in names for kind in of_images)]
+    check_outputs([*(args.out / f'{name}.png' for name in figures),
+                   *(args.out / name for name in others), json_path(args, tool)],
+                  args.overwrite, [args.config, args.checkpoint, *args.images])
+
+
 def write_figure(args, subjects: Sequence[Subject], figure: Figure, name: str) -> Path:
     """Save a figure with the notes of its models below it."""
     note = '; '.join(f'{s.label}: {", ".join(s.notes)}' for s in subjects if s.notes)
-    return save(figure, args.out / f'{name}.png', note, args.dpi)
+    path = args.out / f'{name}.png'
+    check_outputs([path], args.overwrite)  # models to compare may have further images
+    return save(figure, path, note, args.dpi)
 
 
 def report(args, tool: str, subjects: Sequence[Subject], numbers: dict, figures: Sequence[Path]):
     """Print where the figures are and write the JSON that was asked for."""
     for path in figures:
         print(f'figure: {path}')
-    if args.json is None:
+    path = json_path(args, tool)
+    if path is None:
         return
-    path = Path(args.json) if args.json else args.out / f'{tool}.json'
     result = {
         'tool': tool,
         'settings': {key: getattr(args, key) for key in SETTINGS if hasattr(args, key)},

@@ -173,5 +173,6 @@ def analysis_parser(doc: str, num_images: int, compare: bool = False, heads: boo
     out.add_argument('--json', nargs='?', const='', metavar='FILE',
                      help='write the numbers to this file, without FILE beside the figures')
     out.add_argument('--dpi', type=positive, default=110, help='of the figures (default: 110)')
+    add_overwrite(out)
     add_cfg_options(out)
     return out

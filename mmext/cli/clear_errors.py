@@ -8,6 +8,10 @@ import traceback
 import mmext
 
 
+class ConfigError(ValueError):
+    """What was asked for does not exist or cannot be; the message names it and the cure."""
+
+
 def root_cause(error: BaseException) -> BaseException:
     """The error that the user can act on: one of mmext's own, else the first of the chain."""
     while not type(error).__module__.startswith('mmext.') and error.__cause__ is not None:

@@ -16,6 +16,7 @@ from mmengine.config import Config
 from mmengine.registry import Registry
 from mmengine.runner import Runner
 
+from mmext.cli.clear_errors import ConfigError
 from mmext.cli.config_walk import initial_weights, walk
 
 # Sections whose dicts are built by the registries, hence checkable.
@@ -35,10 +36,6 @@ SECTIONS_OF_TOOLS = {'data_root', 'strategy', 'runner_type', 'auto_scale_lr', 't
 TAKEN_BY_BUILDERS = {'_scope_', '_delete_', 'init_cfg', 'default_args', 'priority',
                      'convert_to_iter_based', 'data_preprocessor', 'constructor',
                      'paramwise_cfg'}
-
-
-class ConfigError(ValueError):
-    """The config asks for something that does not exist; the message names it and the cure."""
 
 
 def _registries(scope: str) -> list[Registry]:

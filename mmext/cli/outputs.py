@@ -1,10 +1,13 @@
-"""Files that a tool writes: none over an input, over what is there, or over each other."""
+"""Files that a tool writes: none over an input, over what is there, or over each other.
+
+Imports nothing but the standard library: outputs are looked at before anything is read.
+"""
 
 import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from .config_check import ConfigError
+from .clear_errors import ConfigError
 
 
 def check_outputs(outputs: Iterable[str | Path | None], overwrite: bool,
@@ -15,14 +18,23 @@ def check_outputs(outputs: Iterable[str | Path | None], overwrite: bool,
         outputs: files to be written; None is passed over.
         overwrite: whether the user allowed to replace outputs. Inputs are never replaced.
     """
-    read = {Path(path).resolve(): path for path in inputs if path}
+    read, seen = {Path(path).resolve() for path in inputs if path}, set()
     for path in map(Path, filter(None, outputs)):
+        if path.resolve() in seen:
+            raise ConfigError(f'{path} would be written twice: give two files.')
+        seen.add(path.resolve())
         if path.resolve() in read:
             raise ConfigError(f'{path} is an input of this command: give another file to write.')
         if path.is_dir():
             raise ConfigError(f'{path} is a folder: give a file to write.')
         if path.exists() and not overwrite:
             raise ConfigError(f'{path} exists; --overwrite replaces it.')
+
+
+def check_folder(folder: str | Path | None, overwrite: bool) -> None:
+    """The same for a folder of files whose names are not known beforehand."""
+    if folder and not overwrite and Path(folder).is_dir() and any(Path(folder).iterdir()):
+        raise ConfigError(f'{folder} holds files; --overwrite replaces those named alike.')
 
 
 class Names:

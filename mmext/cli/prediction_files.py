@@ -13,6 +13,21 @@ from .predictor import Prediction
 KEPT_SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp'}
 
 
+def drawing(out: Path, name: str) -> Path:
+    """Where the drawing of an image goes; PNG where its own format cannot be written."""
+    keep = Path(name).suffix.lower() in KEPT_SUFFIXES
+    return out / 'vis' / (name if keep else f'{name}.png')
+
+
+def files_of(out: Path, root: Path, images, draw: bool) -> list[Path]:
+    """All that :class:`PredictionFiles` may write about these images, whatever the task is."""
+    names = [Path(os.path.relpath(image, root)).as_posix() for image in images]
+    return [*(out / f'{name}.json' for name in ('predictions', 'images', 'panoptic', 'results')),
+            *(out / folder / f'{name}.png' for folder in ('semantic', 'panoptic')
+              for name in names),
+            *(drawing(out, name) for name in names if draw)]
+
+
 class PredictionFiles:
     """Collects predictions and writes them below one folder, each under its image's own path.
 
@@ -73,9 +88,7 @@ class PredictionFiles:
         if 'scores' in found:
             self.labels[name] = {key: found[key] for key in ('label', 'class', 'score')}
         if self.draw:
-            keep = Path(name).suffix.lower() in KEPT_SUFFIXES
-            write_image(self.out / 'vis' / (name if keep else f'{name}.png'),
-                        prediction.draw(self.score_thr)[..., ::-1])
+            write_image(drawing(self.out, name), prediction.draw(self.score_thr)[..., ::-1])
         return found
 
     def _add_panoptic(self, name: str, image_id: int, found: dict) -> None:

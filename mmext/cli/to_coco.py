@@ -13,6 +13,7 @@ from mmext.datasets.loading import read_header
 
 from .annotation_check import check_coco_file
 from .config_check import ConfigError
+from .outputs import check_outputs
 from .paths import below
 
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp'}
@@ -51,6 +52,7 @@ def from_labelme(args):
             raise ConfigError(f'{path} is not JSON: {error}') from error
         if isinstance(entry, dict) and 'shapes' in entry:  # not the COCO file of the last call
             entries.append((path, entry))
+    check_outputs([args.out], True, [path for path, _ in entries])
     names = sorted({str(shape.get('label')) for _, entry in entries for shape in entry['shapes']
                     if shape.get('shape_type') in labelme.SUPPORTED_SHAPE_TYPES})
     index = {name: i for i, name in enumerate(names)}

@@ -26,11 +26,11 @@ def untrusted(monkeypatch):
     monkeypatch.setenv('TORCH_FORCE_WEIGHTS_ONLY_LOAD', '')
 
 
-def write(path, kind='zip'):
+def write(path, kind='zip', state=STATE):
     if kind == 'safetensors':
-        save_file(STATE, path)
+        save_file(state, path)
     else:
-        torch.save(dict(state_dict=STATE, meta=dict(iter=3)), path,
+        torch.save(dict(state_dict=state, meta=dict(iter=3)), path,
                    _use_new_zipfile_serialization=kind == 'zip')
     return path
 
@@ -106,6 +106,56 @@ def test_pickles_of_results_hold_data_alone(tmp_path):
         assert np.array_equal(found['boxes'], content[0]['boxes']) and found['label'] == 3
         assert found['half'].dtype is torch.bfloat16 and found['order']['a'] == {1, 2}
         assert found['masks'] == content[0]['masks'] and found['size'] == torch.Size([2])
+
+
+WITHOUT_CHECKSUM = pytest.mark.parametrize('kind', ['legacy', 'safetensors'])
+
+
+def flipped(folder, kind, dtype, bit, place=1234):
+    """File of weights like a network's, one bit of one of them flipped."""
+    weights = 0.02 * torch.randn(4000, generator=torch.Generator().manual_seed(0))
+    state = {'layer.weight': weights.to(dtype)}
+    path = write(folder / ('a.safetensors' if kind == 'safetensors' else 'a.pth'), kind, state)
+    data, values = path.read_bytes(), state['layer.weight'].view(torch.uint8).numpy()
+    start = data.index(values.tobytes()) + place * values.nbytes // 4000
+    path.write_bytes(flip(data, 8 * start + bit))
+    return path
+
+
+@WITHOUT_CHECKSUM
+@pytest.mark.parametrize('dtype, bit', [
+    (torch.float32, 30), (torch.bfloat16, 14), (torch.float64, 62)])
+@pytest.mark.parametrize('place', [0, 77, 3999])
+def test_a_weight_that_cannot_be_one_is_refused(tmp_path, kind, dtype, bit, place):
+    path = flipped(tmp_path, kind, dtype, bit, place)
+    with pytest.raises(UnreadableCheckpoint, match=r'layer\.weight holds .*e\+.*in 1 of 4000 '):
+        read_checkpoint(str(path))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    named = path.rename(path.with_name(f'a-f{digest}{path.suffix}'))  # a wrong hash is none
+    with pytest.raises(UnreadableCheckpoint, match='promises'):
+        read_checkpoint(str(named))
+    if any(digit in digest for digit in 'abcdef'):
+        read_checkpoint(str(named.rename(path.with_name(f'a-{digest}{path.suffix}'))))
+
+
+@WITHOUT_CHECKSUM
+def test_a_small_change_is_warned_about_alone(tmp_path, kind):
+    with pytest.warns(UserWarning, match='no checksum'):
+        read_checkpoint(str(flipped(tmp_path, kind, torch.float32, 20)))
+
+
+@WITHOUT_CHECKSUM
+def test_large_values_that_are_meant(tmp_path, kind):
+    """Masks of -inf or the lowest number, a best loss, a run that diverged: not one odd weight."""
+    state = {'mask': torch.full((20, 20), -torch.inf).triu(1), 'best': torch.tensor(torch.inf),
+             'lowest': torch.full((9, 9), torch.finfo(torch.float32).min).tril(),
+             'diverged': torch.full((50,), torch.nan), 'steps': torch.full((9,), 2**40),
+             'scale': torch.tensor([65536. ** 2, 1.]), 'empty': torch.zeros(0)}
+    path = write(tmp_path / ('a.safetensors' if kind == 'safetensors' else 'a.pth'), kind, state)
+    with pytest.warns(UserWarning, match='no checksum'):
+        content = read_checkpoint(str(path))
+    found = content.get('state_dict', content)
+    assert all(torch.equal(found[key].nan_to_num(7), state[key].nan_to_num(7)) for key in state)
 
 
 class Attack:

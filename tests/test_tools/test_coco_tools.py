@@ -221,7 +221,8 @@ def test_subset(load_tool, coco_mini, tmp_path):
                  '--image-dir', str(coco_mini / 'train2017')]
     for name in ('a', 'b'):
         tool.main([str(ann_file), str(tmp_path / f'{name}.json'), *arguments,
-                   '--copy-to', str(tmp_path / name), '--attribution', str(tmp_path / 'who.tsv')])
+                   '--copy-to', str(tmp_path / name), '--attribution', str(tmp_path / 'who.tsv'),
+                   '--overwrite'])
     small = json.loads((tmp_path / 'a.json').read_text())
     assert small == json.loads((tmp_path / 'b.json').read_text())
     report = check_coco_file(str(tmp_path / 'a.json'), ['person', 'car'], str(tmp_path / 'a'),

@@ -145,7 +145,7 @@ def test_subfolders_and_like_names(demo, tmp_path, capsys):
     assert '4 of 4 images' in capsys.readouterr().out
     ann.write_text(json.dumps({'images': [], 'categories': [{'id': 1, 'name': 'cat'}]}))
     with pytest.raises(ValueError, match="no category '0'"):
-        demo.main([str(folder), *options, '--ann-file', str(ann)])
+        demo.main([str(folder), '--overwrite', *options, '--ann-file', str(ann)])
 
 
 def test_clear_errors(demo, root_dir, tmp_path, capsys):

@@ -59,7 +59,8 @@ def test_labelme(tool, tmp_path, capsys):
     write_labelme(tmp_path)
     out = tmp_path / 'out.json'
     for _ in range(2):  # its own output among the labels is no label
-        assert tool('to_coco.py').main(['labelme', str(tmp_path), str(out)]) == 0
+        assert tool('to_coco.py').main(
+            ['labelme', str(tmp_path), str(out), '--overwrite']) == 0
     assert 'point' in capsys.readouterr().err
     report = check_coco_file(str(out), ('cat', 'dog'), str(tmp_path), masks=True, train=True,
                              evaluated=True)
@@ -105,7 +106,7 @@ def test_yolo(tool, tmp_path):
                           ('1 0.5 0.5', r'x\.txt: .*at least 5'), ('a 1 1 1 1', r'x\.txt: ')]:
         (labels / 'x.txt').write_text(text)
         with pytest.raises(ConfigError, match=message):
-            tool('to_coco.py').main(arguments)
+            tool('to_coco.py').main([*arguments, '--overwrite'])
 
 
 @pytest.mark.parametrize('change, message', [
@@ -143,7 +144,8 @@ def test_split_by_image(tool, tmp_path):
     parts = []
     for seed in ('0', '0', '1'):
         tool('coco_subset.py').main([str(tmp_path / 'all.json'), str(tmp_path / 'train.json'),
-                                     '--split', f'{tmp_path / "val.json"}=0.3', '--seed', seed])
+                                     '--split', f'{tmp_path / "val.json"}=0.3', '--seed', seed,
+                                     '--overwrite'])
         parts.append([json.loads((tmp_path / f'{name}.json').read_text())
                       for name in ('train', 'val')])
     assert parts[0] == parts[1] != parts[2]

@@ -80,7 +80,8 @@ def test_detector_trains_resumes_and_tests(root_dir, config, digits, tmp_path):
 
     for out in ('result.pkl', 'metrics.json'):
         test = tool(root_dir, 'test.py', config, checkpoint, '--work-dir', 'run', '--out', out,
-                    '--show-dir', 'shown', '--cfg-options', *data_options(digits), cwd=tmp_path)
+                    '--show-dir', 'shown', '--overwrite', '--cfg-options', *data_options(digits),
+                    cwd=tmp_path)
         assert test.returncode == 0, test.stderr[-3000:]
     predictions = pickle.loads((tmp_path / 'result.pkl').read_bytes())
     assert len(predictions) == 4 and {'img_id', 'pred_instances'} <= predictions[0].keys()

@@ -42,11 +42,13 @@ from mmext.cli.arguments import (
     RATIO_HELP,
     add_device,
     add_keep_ratio,
+    add_overwrite,
     add_shape,
     command_line,
     positive,
 )
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 ARCHS = ('deit-base', 'deit-small', 'deit-tiny', 'vit-large')
 
@@ -94,6 +96,7 @@ def parse_args(argv=None):
     parser.add_argument('--json', metavar='OUT')
     parser.add_argument('--against', metavar='OLD.json', help='say what got slower since')
     parser.add_argument('--plot', metavar='PNG', help='of operators and layers over --tokens')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     on_data = args.level in ('images', 'training')
     usual = ((['math', 'efficient'], 50, 200) if args.paper else
@@ -144,6 +147,8 @@ def parse_args(argv=None):
 
 def main(argv=None) -> int:
     args = parse_args(argv)
+    check_outputs([args.json, args.plot], args.overwrite,
+                  [args.config, args.checkpoint, args.image])
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.benchmark_compare import read, report
     old = read(args.against) if args.against else None  # a wrong file shows before measuring

@@ -13,8 +13,16 @@ Examples:
 import json
 from pathlib import Path
 
-from mmext.cli.arguments import add_cfg_options, add_keep_ratio, add_shape, command_line, positive
+from mmext.cli.arguments import (
+    add_cfg_options,
+    add_keep_ratio,
+    add_overwrite,
+    add_shape,
+    command_line,
+    positive,
+)
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 
 def parse_args(argv=None):
@@ -38,6 +46,7 @@ def parse_args(argv=None):
         '--modules', type=int, default=0, metavar='DEPTH',
         help='also list modules down to this depth of names')
     parser.add_argument('--json', type=Path, metavar='OUT', help='write the result to this file')
+    add_overwrite(parser)
     add_cfg_options(parser)
     return parser.parse_args(argv)
 
@@ -61,6 +70,7 @@ def show(result: dict) -> None:
 def main(argv=None):
     args = vars(parse_args(argv))
     out = args.pop('json')
+    check_outputs([out], args.pop('overwrite'), [args['config']])
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.flops import count_config
     result = count_config(**args)

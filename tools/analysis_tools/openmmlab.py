@@ -5,7 +5,8 @@
     openmmlab.py confusion_matrix CONFIG predictions.pkl OUT_DIR         (detector)
     openmmlab.py confusion_matrix CONFIG CHECKPOINT --show-path cm.png   (classifier)
 
-What follows CONFIG goes to that tool; `openmmlab.py TOOL CONFIG --help` shows its options.
+What follows CONFIG goes to that tool; `openmmlab.py TOOL CONFIG --help` shows its options;
+--overwrite among them lets it replace existing files.
 """
 
 import argparse
@@ -17,7 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mmext.cli.arguments import add_cfg_options, add_overwrite
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_folder, check_outputs
 
 FOLDERS = {
     ('mmdet', 'analyze_logs'): 'analysis_tools',
@@ -59,6 +62,22 @@ def older_matplotlib():
         _tight_bbox.adjust_bbox = original
 
 
+def own_options(tool: str, rest: list[str]) -> argparse.Namespace:
+    """What is read here of the options that follow CONFIG; none of the outputs may be there."""
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument('--out')
+    own.add_argument('--show-path')
+    own.add_argument('--output-dir', '-o')
+    add_overwrite(own)
+    add_cfg_options(own)
+    own, words = own.parse_known_args(rest)
+    check_outputs([own.out, own.show_path], own.overwrite)
+    check_folder(own.output_dir, own.overwrite)
+    if tool == 'confusion_matrix' and len(words) > 1 and not words[1].startswith('-'):
+        check_outputs([Path(words[1]) / 'confusion_matrix.png'], own.overwrite)  # mmdet's
+    return own
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -66,16 +85,15 @@ def main(argv=None):
     parser.add_argument('config')
     parser.add_argument('rest', nargs=argparse.REMAINDER, help='options of the tool')
     args = parser.parse_args(argv)
+    own = own_options(args.tool, args.rest)
+    args.rest = [word for word in args.rest if word != '--overwrite']
     # after parsing, so that --help and typing errors answer at once
     from mmext.checkpoints.files import local_file
     from mmext.checkpoints.safe_reader import forbid_code_in_checkpoints
-    from mmext.cli.arguments import add_cfg_options
     from mmext.cli.checkpoint_check import check_fits, check_readable
     from mmext.cli.launch import build_model, load_config
     forbid_code_in_checkpoints()
-    own = argparse.ArgumentParser(add_help=False)
-    add_cfg_options(own)
-    cfg = load_config(args.config, own.parse_known_args(args.rest)[0].cfg_options, None, 'none')
+    cfg = load_config(args.config, own.cfg_options, None, 'none')
     path = script(cfg.default_scope, args.tool)
     for word in args.rest:
         if word.split('?')[0].endswith(('.pth', '.pt', '.safetensors')) and (

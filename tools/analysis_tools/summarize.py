@@ -12,8 +12,9 @@ import csv
 import json
 from pathlib import Path
 
-from mmext.cli.arguments import add_device, command_line, positive, use_device
+from mmext.cli.arguments import add_device, add_overwrite, command_line, positive, use_device
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 
 def parse_args(argv=None):
@@ -27,11 +28,14 @@ def parse_args(argv=None):
     parser.add_argument('--out', type=Path, metavar='DIR',
                         help='write summary.md and summary.csv there')
     parser.add_argument('--json', type=Path, metavar='FILE')
+    add_overwrite(parser)
     return parser.parse_args(argv)
 
 
 def main(argv=None):
     args = parse_args(argv)
+    tables = [args.out / 'summary.md', args.out / 'summary.csv'] if args.out else []
+    check_outputs([*tables, args.json], args.overwrite)
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.summary import add_latency, markdown, table
     use_device(args)
@@ -41,8 +45,8 @@ def main(argv=None):
     print(markdown(rows))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / 'summary.md').write_text(markdown(rows))
-        with open(args.out / 'summary.csv', 'w', newline='') as file:
+        tables[0].write_text(markdown(rows))
+        with open(tables[1], 'w', newline='') as file:
             writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
             writer.writeheader()
             writer.writerows(rows)

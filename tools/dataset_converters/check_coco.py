@@ -12,11 +12,12 @@ import argparse
 import json
 import sys
 
-from mmext.cli.arguments import add_cfg_options
+from mmext.cli.arguments import add_cfg_options, add_overwrite
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 
-def parse_args():
+def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('ann_file', nargs='?', help='annotation file in COCO format')
@@ -28,14 +29,16 @@ def parse_args():
     parser.add_argument('--config', help='check the train, val and test data of this config')
     add_cfg_options(parser)
     parser.add_argument('--json', metavar='OUT', help='write the reports to this file')
-    args = parser.parse_args()
+    add_overwrite(parser)
+    args = parser.parse_args(argv)
     if bool(args.ann_file) == bool(args.config):
         parser.error('give either an annotation file or --config')
     return args
 
 
-def main():
-    args = parse_args()
+def main(argv=None):
+    args = parse_args(argv)
+    check_outputs([args.json], args.overwrite, [args.ann_file, args.config])
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.annotation_check import check_coco_file, check_dataset_cfg
     from mmext.cli.panoptic_check import check_panoptic_file, check_segmentation_cfg

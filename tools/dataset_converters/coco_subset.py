@@ -30,7 +30,9 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+from mmext.cli.arguments import add_overwrite
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 from mmext.cli.paths import below
 
 
@@ -54,6 +56,7 @@ def parse_args(argv=None):
     parser.add_argument('--copy-to', type=Path, help='copy the chosen images to this folder')
     parser.add_argument(
         '--attribution', type=Path, help='write a table of images, sources and licenses')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     if args.num_images is not None and args.num_images < 1:
         parser.error(f'--num-images {args.num_images} must be at least 1')
@@ -149,6 +152,8 @@ def write_attribution(data, path):
 
 def main(argv=None):
     args = parse_args(argv)
+    outputs = [args.out, args.split[0] if args.split else None, args.attribution]
+    check_outputs(outputs, args.overwrite, [args.ann_file])
     try:
         data = json.loads(args.ann_file.read_text(encoding='utf-8'))
         small = subset(
@@ -162,6 +167,7 @@ def main(argv=None):
             if missing:
                 raise ValueError(
                     f'{len(missing)} images are not in {args.image_dir}: {missing[:3]}')
+            check_outputs(dict.fromkeys(targets), args.overwrite, [args.ann_file, *sources])
     except (OSError, ValueError) as error:
         raise SystemExit(f'error: {args.ann_file}: {error}') from error
     except (KeyError, TypeError, AttributeError) as error:

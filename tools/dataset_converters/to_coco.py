@@ -15,7 +15,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from mmext.cli.arguments import add_overwrite
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 
 def parse_args(argv=None):
@@ -27,6 +29,7 @@ def parse_args(argv=None):
     parser.add_argument('--labels', type=Path, help='folder of the labels; default: the images')
     parser.add_argument('--data', type=Path, help='YOLO: data.yaml with the names of the classes')
     parser.add_argument('--boxes', action='store_true', help='write boxes only')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     args.labels = args.labels or args.images
     if (args.format == 'yolo') != bool(args.data):
@@ -39,6 +42,7 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
+    check_outputs([args.out], args.overwrite, [args.data])
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.to_coco import run
     return run(args)

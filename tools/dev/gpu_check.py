@@ -8,8 +8,9 @@ a value is wrong, with --against an older result with 3 when something got slowe
 
 from pathlib import Path
 
-from mmext.cli.arguments import add_device, command_line
+from mmext.cli.arguments import add_device, add_overwrite, command_line
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 
 def parse_args(argv=None):
@@ -21,6 +22,7 @@ def parse_args(argv=None):
     parser.add_argument('--minutes', type=float, default=5.5,
                         help='no new table is begun after this time')
     parser.add_argument('--correctness-only', action='store_true')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     if args.json.is_dir():
         parser.error(f'--json {args.json} is a folder, give a file')
@@ -29,6 +31,7 @@ def parse_args(argv=None):
 
 def main(argv=None) -> int:
     args = parse_args(argv)
+    check_outputs([args.json], args.overwrite)
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.gpu_check import run
     return run(args)

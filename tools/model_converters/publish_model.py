@@ -16,7 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mmext.cli.arguments import add_overwrite
 from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
 
 FACTS = ('dataset_meta', 'epoch', 'iter', 'mmengine_version')
 
@@ -29,6 +31,7 @@ def parse_args(argv=None):
     parser.add_argument('--raw', action='store_true',
                         help='of a run with a moving average publish the weights as trained')
     parser.add_argument('--half', action='store_true', help='store floating point weights as fp16')
+    add_overwrite(parser)
     args = parser.parse_args(argv)
     if not args.out.endswith('.pth'):
         parser.error(f'out {args.out} must end in .pth')
@@ -37,7 +40,8 @@ def parse_args(argv=None):
     return args
 
 
-def publish(checkpoint: str, out: str, raw: bool = False, half: bool = False) -> Path:
+def publish(checkpoint: str, out: str, raw: bool = False, half: bool = False,
+            overwrite: bool = False) -> Path:
     """Write the published form of ``checkpoint``; returns its path with the hash in its name."""
     import torch
 
@@ -64,9 +68,12 @@ def publish(checkpoint: str, out: str, raw: bool = False, half: bool = False) ->
     with tempfile.TemporaryDirectory(dir=Path(out).parent) as folder:
         written = Path(folder) / Path(out).name
         torch.save(dict(meta=facts, state_dict=state), written)
-        digest = hashlib.sha256(written.read_bytes()).hexdigest()[:8]
+        new = written.read_bytes()
+        digest = hashlib.sha256(new).hexdigest()[:8]
         final = Path(out).with_name(f'{Path(out).stem}-{digest}.pth')
-        written.replace(final)  # where there is one of this name, it is the same file
+        if not (final.is_file() and final.read_bytes() == new):  # a name is no proof
+            check_outputs([final], overwrite, [checkpoint])
+            written.replace(final)
     torch.load(final, map_location='cpu', weights_only=True)  # fails here rather than at a user's
     return final
 
@@ -84,7 +91,7 @@ def plain(value):
 
 def main(argv=None) -> int:
     args = parse_args(argv)
-    final = publish(args.checkpoint, args.out, args.raw, args.half)
+    final = publish(args.checkpoint, args.out, args.raw, args.half, args.overwrite)
     print(f'{final}: {final.stat().st_size / 1e6:.1f} MB')
     return 0
 

@@ -4,6 +4,7 @@ from mmext.analysis.attention import column_mean, row_entropy, top_columns
 from mmext.analysis.drawing import Cell, cell_grid, matrix_cell
 from mmext.cli.analysis import (
     batches,
+    check_results,
     chosen_heads,
     layers_of,
     make_dense,
@@ -41,6 +42,7 @@ def panels(args, subject, images: dict) -> None:
 
 
 def run(args) -> None:
+    check_results(args, 'attention_maps', of_images=['attention'])
     models, images, figures = subjects(args), {}, []
     for subject in models:
         if not args.pruned:

@@ -8,6 +8,7 @@ from mmext.analysis.drawing import Line, Panel, line_panels, scatter_grid
 from mmext.analysis.intermediates import analyzed_layers
 from mmext.cli.analysis import (
     batches,
+    check_results,
     chosen_heads,
     collect,
     layers_of,
@@ -61,6 +62,7 @@ def standardized(x: torch.Tensor) -> torch.Tensor:
 
 
 def run(args) -> None:
+    check_results(args, 'bias_correlation', ['bias_correlation', 'bias_scatter'])
     [subject] = subjects(args)
     make_dense(subject.backbone)
     layers = analyzed_layers(subject.backbone, args.layers)

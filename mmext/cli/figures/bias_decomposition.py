@@ -7,6 +7,7 @@ from mmext.analysis.drawing import Cell, cell_grid, darkened, matrix_cell
 from mmext.analysis.membership import to_grid
 from mmext.cli.analysis import (
     batches,
+    check_results,
     chosen_heads,
     layers_of,
     report,
@@ -25,6 +26,7 @@ def parts(logits: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:
 
 
 def run(args) -> None:
+    check_results(args, 'bias_decomposition', of_images=['decomposition', 'kept'])
     [subject] = subjects(args)
     if 'keep_ratio' in args:
         set_keep_ratio(subject.backbone, args.keep_ratio)

@@ -3,7 +3,14 @@
 from mmext.analysis.drawing import Line, Panel, line_panels
 from mmext.analysis.intermediates import analyzed_layers
 from mmext.analysis.membership import layer_coding_rates, layer_rate_reduction, tensors_at
-from mmext.cli.analysis import collect, mean_and_spread, report, subjects, write_figure
+from mmext.cli.analysis import (
+    check_results,
+    collect,
+    mean_and_spread,
+    report,
+    subjects,
+    write_figure,
+)
 from mmext.ops.coding_rate import coding_rate_ceiling
 
 KINDS = {'variational': 'Variational coding rate', 'exact': 'Exact coding rate (log det)'}
@@ -30,6 +37,7 @@ def measure(args, subject) -> dict:
 
 
 def run(args) -> None:
+    check_results(args, 'coding_rate', ['coding_rate'])
     models = subjects(args)
     found = {subject.label: measure(args, subject) for subject in models}
     panels = [Panel(

@@ -18,6 +18,7 @@ from mmext.analysis.schedule import best_schedule, columns_within, threshold_of_
 from mmext.analysis.timing import time_alternating
 from mmext.cli.analysis import (
     batches,
+    check_results,
     collect,
     dataset_cfg,
     make_dense,
@@ -260,6 +261,10 @@ def print_table(points: list[dict], metric: str) -> None:
 
 
 def run(args) -> None:
+    searched = [] if args.no_search else [
+        f'searched_schedule_{i}.py' for i in range(max(1, len(args.budget_gflops)))]
+    check_results(args, 'keep_ratio_sweep', ['keep_ratio_sweep', *(
+        ['schedule_search'] if searched else [])], others=searched)
     models = subjects(args)
     first = models[0]
     if not any(prunes(subject.backbone) or hasattr(subject.backbone, 'set_tome')

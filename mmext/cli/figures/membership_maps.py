@@ -4,6 +4,7 @@ from mmext.analysis.drawing import Cell, cell_grid
 from mmext.analysis.membership import support_sizes, to_grid
 from mmext.cli.analysis import (
     batches,
+    check_results,
     chosen_heads,
     layers_of,
     report,
@@ -17,6 +18,7 @@ KINDS = {'membership': 'Π', 'gate': 'gate G'}
 
 
 def run(args) -> None:
+    check_results(args, 'membership_maps', of_images=['membership'])
     [subject] = subjects(args)
     layers, rows, numbers, figures = shown_layers(args, subject.backbone), {}, {}, []
     for batch in batches(args, subject):

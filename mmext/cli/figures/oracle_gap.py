@@ -4,6 +4,7 @@ from mmext.analysis.attention import column_mean, oracle_gap, retained_mass
 from mmext.analysis.drawing import Line, Panel, line_panels
 from mmext.analysis.intermediates import analyzed_layers
 from mmext.cli.analysis import (
+    check_results,
     chosen_heads,
     collect,
     make_dense,
@@ -39,6 +40,7 @@ def measure(args, subject) -> dict:
 
 
 def run(args) -> None:
+    check_results(args, 'oracle_gap', ['oracle_gap'])
     models = subjects(args)
     found = {subject.label: measure(args, subject) for subject in models}
     panels, gaps = [], []
