@@ -211,6 +211,9 @@ MISTAKES = {
         ('full.py cls.pth --cfg-options test_evaluator.topk=(1,5)', 'top'),
         ('cls.py cls.pth', 'nothing to test on'), ('det.py cls.pth', 'data'),
         ('full.py cls.pth --out file/a.json', 'file')],
+    'dev/exported_detector': [
+        ('', 'required'), ('none.png', 'none.png'), ('image.png --size 0', '--size'),
+        ('image.png --json folder', 'folder'), ('image.png --json image.png', 'input')],
     'dev/gpu_check': [
         ('--device gpu', "device 'gpu'"), ('--json folder', 'folder'), ('--minutes x', 'invalid'),
         ('--nothing', '--nothing')],
@@ -287,6 +290,6 @@ def test_mistakes(name, folder, monkeypatch, capsys):
 
 def test_every_tool_is_in_a_table():
     """Those that others test: their own files say so."""
-    elsewhere = {'demo', 'dev/env_state', 'dev/evidence', 'dev/quickstart_time'}
+    elsewhere = {'demo', 'dev/env_state', 'dev/evidence', 'dev/quickstart_time', 'dev/recovery'}
     tools = {str(path.relative_to(TOOLS).with_suffix('')) for path in TOOLS.rglob('*.py')}
     assert tools - elsewhere <= set(MISTAKES)

@@ -86,6 +86,7 @@ CASES = [
     ('dataset_converters/imagenet100', 'imagenet out --classes wnids.txt', 'out/val/n1'),
     ('model_converters/export', 'none.py --format torch_export --out mine.pt2', 'mine.pt2'),
     ('model_converters/convert_vit', 'none.pth mine.pth --to timm', 'mine.pth'),
+    ('dev/exported_detector', 'image.png --json mine', 'mine'),
     ('dev/gpu_check', '', 'gpu_check.json'),
     ('dev/gpu_check', '--json mine', 'mine'),
 ]
@@ -94,7 +95,7 @@ OTHERS = {  # what holds instead
     'dataset_converters/digits': 'own rule for its folder, test_digits_converter.py',
     'model_converters/publish_model': 'named after its content, below',
     'dev/evidence': 'its results and its page are what it is for', 'dev/env_state': 'prints',
-    'dev/quickstart_time': 'prints',
+    'dev/quickstart_time': 'prints', 'dev/recovery': 'its rows and their page are what it is for',
 }
 
 

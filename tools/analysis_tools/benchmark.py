@@ -147,8 +147,9 @@ def parse_args(argv=None):
 
 def main(argv=None) -> int:
     args = parse_args(argv)
-    check_outputs([args.json, args.plot], args.overwrite,
-                  [args.config, args.checkpoint, args.image])
+    if args.level != 'compare':
+        check_outputs([args.json, args.plot], args.overwrite,
+                      [*(args.config or ()), args.checkpoint, args.image, args.against])
     # after parsing, so that --help and typing errors answer at once
     from mmext.cli.benchmark_compare import read, report
     old = read(args.against) if args.against else None  # a wrong file shows before measuring
