@@ -47,7 +47,8 @@ def build_part(args) -> tuple[nn.Module, tuple[int, int]]:
     size = args.shape or default_shape(model, cfg)
     if args.detector:
         # not above: mmdet is imported where it is needed
-        from mmext.models.detection.exportable import ExportableDetector
+        from mmext.models.detection.exportable import ExportableDetector, refuse_others
+        refuse_others(model)
         return ExportableDetector(model, class_names(cfg)).eval(), size
     part = 'backbone' if args.backbone_only else 'neck' if args.neck else 'classifier'
     if part == 'classifier' and not hasattr(model, 'head'):
@@ -61,6 +62,9 @@ def build_part(args) -> tuple[nn.Module, tuple[int, int]]:
 def class_names(cfg) -> list[str]:
     """Those of the data set that the config tests on; mmdet's own where it names none."""
     from mmdet.registry import DATASETS
+    if cfg.get('test_dataloader') is None:
+        raise ConfigError('--detector: the config has no test_dataloader, whose data set names the '
+                         'classes')
     data = cfg.test_dataloader.dataset
     while 'dataset' in data:
         data = data.dataset

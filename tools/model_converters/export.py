@@ -48,7 +48,7 @@ def parse_args(argv=None):
     parser.add_argument(
         '--tolerance', type=float, default=1e-4,
         help='largest difference from the model that passes, in units of its largest output where '
-        'that exceeds 1; of a detector for scores, masks and boxes over the canvas, 1 % of the '
+        'that exceeds 1; of a detector for scores, masks and boxes over the canvas, 1 %% of the '
         'detections may differ more')
     add_cfg_options(parser)
     add_overwrite(parser)

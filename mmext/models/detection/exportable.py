@@ -28,7 +28,7 @@ class ExportableDetector(nn.Module):
 
     def __init__(self, model: nn.Module, classes: list[str]):
         super().__init__()
-        refuse_others(model)
+        refuse_others(model)  # a caller without the tool
         if len(classes) != model.roi_head.bbox_head.num_classes:
             raise ValueError(f'--detector: the data set of the config has {len(classes)} classes, '
                              f'its roi_head {model.roi_head.bbox_head.num_classes}')
