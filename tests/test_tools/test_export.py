@@ -139,7 +139,10 @@ def test_export_says_what_is_wrong(export, pruned, tmp_path, capsys):
     out = str(tmp_path / 'a.pt2')
     fmt = ['--format', 'torch_export', '--out', out]
     for args, message in (
-            ([detector, *fmt], 'depends on the image'), ([pruned, *fmt, '--neck'], 'no neck'),
+            ([detector, *fmt], 'RetinaNet: export --detector'),
+            ([detector, *fmt, '--detector'], 'RetinaNet is not supported'),
+            ([pruned, *fmt, '--detector'], 'ImageClassifier is not supported'),
+            ([pruned, *fmt, '--neck'], 'no neck'),
             ([pruned, tmp_path / 'none.pth', *fmt], 'none.pth')):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             export.main(list(map(str, args)))

@@ -1,4 +1,4 @@
-"""Export a classifier, a backbone, or a detector's backbone and neck for running without mmext.
+"""Export a classifier, a backbone, a detector or its backbone and neck for running without mmext.
 
 The exported model takes a float tensor `image` (B, 3, H, W) of a fixed size and any batch size,
 normalized as the config's data preprocessor does it. It gives `logits` (B, classes; before the
@@ -6,10 +6,15 @@ softmax) for a classifier, else one `output_i` a feature level. Pruning is part 
 validation. ONNX files carry mean, std, channel order, size and class names as metadata. The file
 is then loaded again and compared with the model on batches of 1, 2 and 3.
 
+A whole detector (--detector: Faster and Mask R-CNN) takes one `image` (1, 3, H, W), RGB from 0 to
+255 at the top left of the canvas, and its `extent` (h, w); it gives `boxes` (n, 4), `scores`,
+`labels` and `masks` (n, 28, 28). docs/deploy.md has the script that uses it.
+
 Examples:
     python tools/model_converters/export.py CONFIG CKPT --format onnx --out model.onnx
     python tools/model_converters/export.py CONFIG --format torch_export --shape 1024 --neck \\
         --out neck.pt2
+    python tools/model_converters/export.py CONFIG CKPT --detector --shape 1024 --out detector.onnx
 """
 
 import importlib.util
@@ -37,12 +42,15 @@ def parse_args(argv=None):
     part = parser.add_mutually_exclusive_group()
     part.add_argument('--backbone-only', action='store_true')
     part.add_argument('--neck', action='store_true', help='backbone and neck of a detector')
+    part.add_argument('--detector', action='store_true',
+                      help='image in, boxes, scores, labels and masks out')
     add_keep_ratio(parser)
     parser.add_argument('--opset', type=int, default=18, help='ONNX opset, at least 17')
     parser.add_argument(
         '--tolerance', type=float, default=1e-4,
         help='largest difference from the model that passes, in units of its largest output where '
-        'that exceeds 1')
+        'that exceeds 1; of a detector for scores, masks and boxes over the canvas, 1 %% of the '
+        'detections may differ more')
     add_cfg_options(parser)
     add_overwrite(parser)
     args = parser.parse_args(argv)
