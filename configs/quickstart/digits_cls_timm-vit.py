@@ -16,9 +16,3 @@ model = dict(backbone=dict(
     keep_ratio=(.9, .1),
     train_mode='gather',
     out_type='avg_featmap'))
-
-epochs = 20  # with timm's initial values it learns more slowly
-param_scheduler = [
-    dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
-    dict(type='CosineAnnealingLR', T_max=epochs * 68, by_epoch=False)]
-train_cfg = dict(max_epochs=epochs, val_interval=10)

@@ -15,5 +15,4 @@ model = dict(backbone=dict(
     keep_ratio=(.9, .1),
     train_mode='gather',
     out_type='featmap',
-    final_norm=True,
-    init_cfg=dict(type='Xavier', layer='Linear', distribution='uniform')))
+    final_norm=True))
