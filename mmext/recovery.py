@@ -1,8 +1,9 @@
 """Bring the features of a pruned model back to those of the dense one, in minutes, without labels.
 
-This project's own; the paper trains with labels. After ``calibrate_bias`` the weights of the blocks
-learn to give, from the kept columns, the tokens that the model gives with all of them (feature
-distillation; the teacher is the model itself).
+This project's own; the paper trains with labels and fixes the ends of a linear schedule.
+``choose_keep_ratio`` gives columns to the layers that need them; ``recover`` teaches the blocks to
+give, from the kept columns, the tokens that the model gives with all of them (feature distillation;
+the teacher is the model itself).
 
 Symbols: B images, N tokens (prefix tokens first), C channels.
 """
@@ -13,12 +14,15 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mmext.calibration import calibrate_bias, check_calibrates
+from mmext.analysis.schedule import best_schedule
+from mmext.calibration import calibrate_bias, check_batch, check_calibrates
+from mmext.ops.column_selection import keep_rules, num_kept
 from mmext.pruning import pruned_layers, set_keep_ratio
 
 WARM_UP = 10  # steps over which the learning rate rises
@@ -26,6 +30,7 @@ BLOCKS_WEIGHT = 0.3  # of the mean distance over the blocks, beside that of the 
 PREFIX_WEIGHT = 0.5  # of the prefix tokens, beside the patch tokens
 CLIP = 1.0  # norm of the gradient
 SMALLEST = 1e-3  # size below which a parameter's learning rate falls no more
+RATIOS = [step / 20 for step in range(1, 21)]
 CROP_AREA, CROP_ASPECT = (0.3, 1.0), (3 / 4, 4 / 3)
 
 
@@ -143,6 +148,80 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
         model.train(training)
 
 
+@torch.no_grad()
+def choose_keep_ratio(model: nn.Module, images: Tensor,
+                      keep_ratio: float | Sequence | Mapping | None = None) -> list[float]:
+    """Share the kept columns out among the layers so that the blocks' outputs change least.
+
+    As many columns in all as before, so as many FLOPs. Every block gets the inputs of the dense
+    model and each ratio of ``RATIOS`` in turn; the sum over the blocks of the tokens' mean distance
+    (that of ``recover``) is minimized exactly. Call it after ``calibrate_bias``: a bias that is
+    fitted needs fewer columns. The ratios stay set, for training too, and belong into the config or
+    ``prune_attention`` of whoever loads the weights: a ``state_dict`` does not hold them.
+
+    Args:
+        model: has bias-pruned attention with a fitted or trained bias.
+        images: (n, 3, H, W), normalized, at the size of use; a dozen is enough.
+        keep_ratio: says how many columns; None takes the model's own for validation.
+
+    Returns:
+        One ratio a layer.
+
+    Raises:
+        ValueError: as ``calibrate_bias``.
+    """
+    check_batch(images)
+    layers = check_calibrates(model, keep_ratio)
+    rules = ([layer.rule_val for layer in layers] if keep_ratio is None
+             else keep_rules(keep_ratio, None, len(layers)))
+    training, prefix = model.training, layers[0].num_prefix_tokens
+    counts, change = [], []
+
+    def measure(block, args, kwargs, out):
+        layer = next(module for module in block.modules() if module in layers)
+        before = layer.rule_val
+        wanted = [layer_norm(tokens_of(out))]
+        row = []
+        for ratio in RATIOS:
+            layer.set_keep_ratio(ratio, train=False)
+            found = layer_norm(tokens_of(block.forward(*args, **kwargs)))
+            patches, prefixes = distances([found], wanted, prefix)[0]
+            row.append((patches + PREFIX_WEIGHT * prefixes).item())
+        layer.set_rule(before, train=False)
+        counts.append(wanted[0].shape[1])
+        change.append(row)
+
+    own = [layer.rule_val for layer in layers]
+    hooks = []
+    try:
+        set_keep_ratio(model.eval(), None, train=False)
+        hooks = [block.register_forward_hook(measure, with_kwargs=True)
+                 for block in blocks_of(model)]
+        model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer, rule in zip(layers, own, strict=True):
+            layer.set_rule(rule, train=False)
+        model.train(training)
+    columns = sum(num_kept(rule.ratio or 1, count)
+                  for rule, count in zip(rules, counts, strict=True))
+    ratios = best_schedule(-np.array(change), RATIOS, counts[0], columns)
+    set_keep_ratio(model, ratios)
+    return ratios
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that hold a pruned attention layer, first to last."""
+    names = {module: name for name, module in model.named_modules()}
+    return [model.get_submodule(names[layer].rpartition('.')[0]) for layer in pruned_layers(model)]
+
+
+def tokens_of(out) -> Tensor:
+    """What a block puts out -> (B, N, C) fp32; Segment Anything's give a grid (B, h, w, C)."""
+    return (out[0] if isinstance(out, tuple) else out).flatten(1, -2).float()
+
+
 def check_images(images) -> None:
     """ValueError unless these are at least 8 normalized images."""
     found = f'{type(images).__name__}'
@@ -171,8 +250,7 @@ def check_images(images) -> None:
 class Tokens:
     """Runs a model and gives the tokens of its blocks and its features.
 
-    Blocks are the modules that hold a pruned attention layer; features are the last block's tokens
-    through the ``norm`` that stands beside the blocks.
+    Features are the last block's tokens through the ``norm`` that stands beside the blocks.
 
     Attributes:
         blocks: first to last.
@@ -180,22 +258,17 @@ class Tokens:
     """
 
     def __init__(self, model: nn.Module):
-        layers = pruned_layers(model)
-        names = {module: name for name, module in model.named_modules()}
-        parents = [names[layer].rpartition('.')[0] for layer in layers]
         self.model = model
-        self.blocks = [model.get_submodule(name) for name in parents]
-        self.num_prefix_tokens = layers[0].num_prefix_tokens
-        beside = model.get_submodule('.'.join(parents[-1].split('.')[:-2]))
-        norm = getattr(beside, 'norm', None)
+        self.blocks = blocks_of(model)
+        self.num_prefix_tokens = pruned_layers(model)[0].num_prefix_tokens
+        name = next(name for name, module in model.named_modules() if module is self.blocks[-1])
+        norm = getattr(model.get_submodule('.'.join(name.split('.')[:-2])), 'norm', None)
         self.norm = norm if isinstance(norm, nn.LayerNorm) else layer_norm
         self.found = {}
         self.hooks = [block.register_forward_hook(self.keep) for block in self.blocks]
 
     def keep(self, block, args, out) -> None:
-        out = out[0] if isinstance(out, tuple) else out
-        # Segment Anything's blocks give a grid (B, h, w, C)
-        self.found[block] = out.flatten(1, -2).float()
+        self.found[block] = tokens_of(out)
 
     def remove(self) -> None:
         for hook in self.hooks:
