@@ -12,16 +12,19 @@ import copy
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from timm.models import beit, eva, vision_transformer, vision_transformer_sam
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from mmext.analysis.schedule import best_schedule
 from mmext.calibration import calibrate_bias, check_batch, check_calibrates
+from mmext.layers.biased_attention import BiasedAttention
 from mmext.ops.column_selection import keep_rules, num_kept
 from mmext.pruning import pruned_layers, set_keep_ratio
 
@@ -30,6 +33,9 @@ BLOCKS_WEIGHT = 0.3  # of the mean distance over the blocks, beside that of the 
 PREFIX_WEIGHT = 0.5  # of the prefix tokens, beside the patch tokens
 CLIP = 1.0  # norm of the gradient
 SMALLEST = 1e-3  # size below which a parameter's learning rate falls no more
+RIDGE = 0.3  # penalty of a correction
+PREFIX_SHARE = 0.1  # of the prefix tokens in a correction, beside the patch tokens
+MOST = 64  # images for the stages that take all at once
 RATIOS = [step / 20 for step in range(1, 21)]
 CROP_AREA, CROP_ASPECT = (0.3, 1.0), (3 / 4, 4 / 3)
 
@@ -51,6 +57,7 @@ class Recovery(NamedTuple):
     Attributes:
         before: as the model came.
         calibrated: after the first stage.
+        corrected: after the second.
         after: at the end.
         curve: (steps done, closeness) ten times on the way, the end included.
         losses: of every step.
@@ -58,13 +65,15 @@ class Recovery(NamedTuple):
 
     before: Closeness
     calibrated: Closeness
+    corrected: Closeness
     after: Closeness
     curve: list[tuple[int, Closeness]]
     losses: list[float]
 
     def __str__(self) -> str:
         return (f'cosine to the dense model on images kept apart:\n  before: {self.before}\n'
-                f'  calibrated: {self.calibrated}\n  after: {self.after}')
+                f'  calibrated: {self.calibrated}\n'
+                f'  corrected: {self.corrected}\n  after: {self.after}')
 
 
 def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
@@ -73,12 +82,12 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
             lr: float = 8e-4, seed: int = 0, progress: bool = True) -> Recovery:
     """Bring the features of a pruned model back to its dense ones, without labels.
 
-    First ``calibrate_bias``, then ``steps`` steps of Adam on the weights of the blocks, the key
-    bias apart: random crops, mirrored and recolored, go through the model as it was given, with all
-    columns, and through the pruned one. The loss is 1 - cosine of the tokens after the last norm
-    and, with less weight, of those of every block. Embeddings, the last norm and heads stay, so
-    that a head of the dense model fits. Nothing is added to the model: its ``state_dict`` keeps its
-    names, and nothing gets slower.
+    First ``calibrate_bias``; then ``correct``, ridge regression of the output projections; then
+    ``steps`` steps of Adam on the weights of the blocks, the key bias apart: random crops, mirrored
+    and recolored, go through the model as it was given, with all columns, and through the pruned
+    one. The loss is 1 - cosine of the tokens after the last norm and, with less weight, of those of
+    every block. Embeddings, the last norm and heads stay, so that a head of the dense model fits.
+    Nothing is added to the model: its ``state_dict`` keeps its names, and nothing gets slower.
 
     Args:
         model: has bias-pruned attention (``prune_attention``, ``BiasPrunedViT``, ``TimmViT``).
@@ -129,8 +138,12 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
         with torch.no_grad():
             wanted = [dense(image)[-1] for image in whole[-apart:].split(1)]
         before = measure()
-        calibrate_bias(model, whole[:-apart], seed=seed)
+        calibrate_bias(model, whole[:-apart][:MOST], seed=seed)
         calibrated = measure()
+        seen = torch.cat(list(random_batches(images[:-apart], size, 2 * min(len(images), MOST), 1,
+                                             generator)))
+        correct(model, teacher, seen.to(device))
+        corrected = measure()
         batches = random_batches(images[:-apart], size, batch_size, steps, generator)
         with tqdm(total=steps, desc='distilling', unit='step', leave=False,
                   disable=not (progress and sys.stderr.isatty())) as bar:
@@ -142,7 +155,7 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
                 if step * 10 // steps > (step - 1) * 10 // steps:
                     curve.append((step, measure()))
                     bar.set_postfix_str(str(curve[-1][1]))
-        return Recovery(before, calibrated, curve[-1][1], curve, losses)
+        return Recovery(before, calibrated, corrected, curve[-1][1], curve, losses)
     finally:
         pruned.remove()
         model.train(training)
@@ -242,6 +255,97 @@ def check_images(images) -> None:
             raise ValueError(f'images[{i}] has values up to {largest:g}: normalize the images as '
                              "the model wants them, about -3 to 3 (timm's pretrained_cfg has mean "
                              'and std)')
+
+
+# ------------------------------------------------------------------------------------ regression
+
+
+@torch.no_grad()
+def correct(model: nn.Module, teacher: nn.Module, images: Tensor) -> list[float]:
+    """Change the output projections of attention so that every block's stream is the teacher's.
+
+    Block by block, in one pass: ridge regression, towards the weights as they are, of the
+    difference of the two models' tokens after attention (what ``norm2`` gets) on the concatenated
+    heads; a block also repairs what those before it left. A quarter of the images says whether a
+    correction holds for others; else it is not made. Only residual pre-norm blocks, as nearly all
+    of timm's are, are corrected.
+
+    Args:
+        images: (n, 3, H, W), all at once; the more different, the better.
+
+    Returns:
+        Of every block that was looked at, squared error on that quarter, after / before.
+    """
+    pairs = [pair for pair in zip(blocks_of(model), blocks_of(teacher), pruned_layers(model),
+                                  strict=True) if fits(pair[0], pair[2])]
+    wanted, heads, ratios, hooks = {}, {}, [], []
+    held = torch.arange(len(images)) % 4 == 3
+
+    def repair(norm, args, block, layer):
+        stream, h, scale = args[0], heads.pop(layer), layer_scale(block)
+        change = (wanted.pop(block) - tokens_of(stream)) / scale
+        prefix = layer.num_prefix_tokens
+        weight = torch.ones(change.shape[1], device=change.device)
+        weight[:prefix] = PREFIX_SHARE * (len(weight) - prefix) / max(prefix, 1)
+        slope, shift = ridge(h[~held], change[~held], weight)
+        repaired = scale * (h @ slope + shift)
+        before, after = (part[held].square().mean().item() for part in (
+            scale * change, scale * change - repaired))
+        ratios.append(after / before if before else 1.)
+        if ratios[-1] < 1:
+            layer.proj.weight.add_(slope.t())
+            layer.proj.bias.add_(shift)
+            stream.add_(repaired.view_as(stream))  # in place: the residual branch sees it, too
+
+    for block, teacher_block, layer in pairs:
+        hooks += [
+            teacher_block.norm2.register_forward_pre_hook(
+                lambda norm, args, block=block: wanted.update({block: tokens_of(args[0]).clone()})),
+            layer.proj.register_forward_pre_hook(
+                lambda proj, args, layer=layer: heads.update({layer: tokens_of(args[0])})),
+            block.norm2.register_forward_pre_hook(partial(repair, block=block, layer=layer))]
+    try:
+        if pairs:
+            teacher(images)
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ratios
+
+
+def fits(block: nn.Module, layer: BiasedAttention) -> bool:
+    """Whether norm2 gets the stream after attention: not in post-norm or parallel blocks."""
+    return isinstance(block, (vision_transformer.Block, beit.Block, eva.EvaBlock,
+                              vision_transformer_sam.Block)) and layer.proj.bias is not None
+
+
+def layer_scale(block: nn.Module) -> Tensor | float:
+    """(C), what the block multiplies the attention's output with."""
+    scale = getattr(getattr(block, 'ls1', None), 'gamma', getattr(block, 'gamma_1', None))
+    return 1. if scale is None else scale
+
+
+def ridge(h: Tensor, change: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope S (C, D) and shift s (D) of the least weighted squares of change - h S - s.
+
+    Penalized is |S|^2 times ``RIDGE`` times the mean square of an entry of h.
+
+    Args:
+        h: (n, N, C).
+        change: (n, N, D).
+        weight: (N), of a token.
+    """
+    weight = weight.double().expand(len(h), -1).flatten()[:, None]
+    weight = weight / weight.sum()
+    h, change = h.flatten(0, 1).double(), change.flatten(0, 1).double()
+    mean_h, mean_change = (weight * h).sum(0), (weight * change).sum(0)
+    strength = RIDGE * (weight * h.square()).sum(0).mean()
+    h = h - mean_h
+    gram = h.t() @ (weight * h)
+    gram.diagonal().add_(strength)
+    slope = torch.linalg.solve(gram, h.t() @ (weight * (change - mean_change)))
+    return slope.float(), (mean_change - mean_h @ slope).float()
 
 
 # ------------------------------------------------------------------------------------ distillation
