@@ -78,7 +78,7 @@ class Recovery(NamedTuple):
 
 def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
             keep_ratio: float | Sequence | Mapping | None = None,
-            size: int | tuple[int, int] = 224, steps: int = 250, batch_size: int = 8,
+            size: int | tuple[int, int] = 224, steps: int = 100, batch_size: int = 8,
             lr: float = 8e-4, seed: int = 0, progress: bool = True) -> Recovery:
     """Bring the features of a pruned model back to its dense ones, without labels.
 
