@@ -23,7 +23,7 @@ PHOTOS = ('astronaut.png', 'chelsea.png', 'coffee.png', 'motorcycle_left.png', '
 OTHERS = ('hubble_deep_field.jpg', 'retina.jpg', 'ihc.png', 'camera.png', 'coins.png', 'brick.png',
           'grass.png', 'gravel.png', 'moon.png')
 NEIGHBORS = 20
-PER_CLASS = {'train': 50, 'test': 50}
+PER_CLASS = {'train': 30, 'test': 20}
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def measured(row: str, weights: Path, data: Path, keep_ratio) -> dict:
     import torch.nn.functional as F
 
     import mmext
-    dense, model = dense_model(data), dense_model(data)
+    model = dense_model(data)
     if row != 'dense':
         mmext.prune_attention(model, keep_ratio)
     model.load_state_dict(torch.load(weights))
@@ -140,10 +140,14 @@ def measured(row: str, weights: Path, data: Path, keep_ratio) -> dict:
         'scikit-image others': [samples / name for name in OTHERS]}
     images = {kind: torch.stack([square(read(path)) for path in paths])
               for kind, paths in kinds.items()}
-    images['CIFAR-10'] = cifar['test'][::25]
-    cosine = {}
+    images['CIFAR-10'] = cifar['test'][::10]
+    known = weights.with_name('dense_tokens.pth')
+    if not known.exists():
+        dense = dense_model(data)
+        torch.save({kind: tokens(dense, batch) for kind, batch in images.items()}, known)
+    dense, cosine = torch.load(known), {}
     for kind, batch in images.items():
-        found = F.cosine_similarity(tokens(model, batch), tokens(dense, batch), dim=-1)
+        found = F.cosine_similarity(tokens(model, batch), dense[kind], dim=-1)
         cosine[kind] = {'images': len(batch), 'class': round(found[:, 0].mean().item(), 4),
                         'patches': round(found[:, 1:].mean().item(), 4)}
 
