@@ -85,9 +85,12 @@ def test_features_of_unseen_images_come_back():
     after = cosine(model, dense, unseen)
     assert before < half < after
     assert 1 - after < 0.7 * (1 - half), (before, half, after)
-    assert found.before.patches < found.after.patches > found.calibrated.patches
+    assert found.before.patches < found.after.patches
     assert found.before.prefix < found.after.prefix
-    assert len(found.losses) == 60 and sum(found.losses[-10:]) < 0.7 * sum(found.losses[:10])
+    assert found.after.patches > found.corrected.patches > found.calibrated.patches
+    assert len(found.losses) == 60 and sum(found.losses[-10:]) < 0.85 * sum(found.losses[:10])
+    assert [step for step, _ in found.curve] == list(range(6, 61, 6))
+    assert found.curve[-1][1] == found.after
 
 
 @pytest.mark.parametrize('key', MODELS)
@@ -108,8 +111,12 @@ def test_what_changes_and_what_stays(key):
     assert model.training and not frozen.requires_grad
     assert not any(module._forward_hooks for module in model.modules())
     assert (found.after.prefix is None) == (pruned_layers(model)[0].num_prefix_tokens == 0)
-    again = build(key).train()
-    assert recover(again, pictures(10, 1), size=64, steps=3, batch_size=2) == found
+
+
+def test_the_same_seed_gives_the_same():
+    found = [recover(build('class token, distilled'), pictures(10, 1), size=64, steps=3,
+                     batch_size=2, seed=seed) for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
 
 
 def test_the_measured_closeness_is_that_of_the_features():
@@ -234,7 +241,7 @@ def test_real_photos_come_back_after_few_steps(shared_dir):
     half = cosine(calibrated, dense, unseen)
     recover(model, seen, steps=32, batch_size=4)
     after = cosine(model, dense, unseen)
-    assert after > half + 0.015, (half, after)
+    assert after > half + 0.03, (half, after)
 
 
 # ------------------------------------------------------------------------------------ regression
