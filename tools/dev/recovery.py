@@ -53,10 +53,17 @@ def main() -> None:
         torch.save(model.state_dict(), weights)
         found[args.row] = cost
         write(found, args.out)
-    if not args.fit_only:
-        found[args.row] |= measured(
-            args.row, weights, args.data, found[args.row].get('keep_ratio', (0.9, 0.1)))
-        write(found, args.out)
+    if args.fit_only:
+        return
+    import mmext
+    model = dense_model(args.data)
+    if args.row != 'dense':
+        mmext.prune_attention(model, found[args.row].get('keep_ratio', (0.9, 0.1)))
+    model.load_state_dict(torch.load(weights))
+    found[args.row]['cosine'] = cosines(model, args.data, args.work / 'dense_tokens.pth')
+    write(found, args.out)
+    found[args.row]['knn'] = neighbors(model, args.data)
+    write(found, args.out)
 
 
 def write(found: dict, path: Path) -> None:
@@ -111,52 +118,50 @@ def fitted(args):
     return model, cost
 
 
-def measured(row: str, weights: Path, data: Path, keep_ratio) -> dict:
-    """Mean cosine of class and patch tokens to the dense ones, by kind of image; k-NN accuracy."""
+def tokens(model, paths: list[Path]):
+    """(n, N, C) of the middle of every image."""
+    import torch
+    with torch.inference_mode():
+        return torch.cat([model.forward_features(square(read(path))[None]) for path in paths])
+
+
+def cosines(model, data: Path, known: Path) -> dict:
+    """Mean cosine of class and patch tokens to the dense ones, by kind of image."""
     import skimage
     import torch
     import torch.nn.functional as F
-
-    import mmext
-    model = dense_model(data)
-    if row != 'dense':
-        mmext.prune_attention(model, keep_ratio)
-    model.load_state_dict(torch.load(weights))
-
-    @torch.inference_mode()
-    def tokens(net, images):
-        return torch.cat([net.forward_features(part) for part in images.split(16)])
-
     samples = Path(skimage.__file__).parent / 'data'
-    cifar, labels = {}, {}
-    for split, count in PER_CLASS.items():
-        folders = sorted((data / 'data' / 'cifar10_sample' / split).iterdir())
-        paths = [path for folder in folders for path in sorted(folder.glob('*.jpg'))[:count]]
-        cifar[split] = torch.stack([square(read(path)) for path in paths])
-        labels[split] = torch.arange(len(folders)).repeat_interleave(count)
     kinds = {
-        'COCO val': [*sorted((data / 'data' / 'coco_mini' / 'val2017').glob('*.jpg'))],
+        'COCO val': sorted((data / 'data' / 'coco_mini' / 'val2017').glob('*.jpg')),
         'scikit-image photos': [samples / name for name in PHOTOS],
-        'scikit-image others': [samples / name for name in OTHERS]}
-    images = {kind: torch.stack([square(read(path)) for path in paths])
-              for kind, paths in kinds.items()}
-    images['CIFAR-10'] = cifar['test'][::10]
-    known = weights.with_name('dense_tokens.pth')
+        'scikit-image others': [samples / name for name in OTHERS],
+        'CIFAR-10': cifar(data, 'test', 2)[0]}
     if not known.exists():
         dense = dense_model(data)
-        torch.save({kind: tokens(dense, batch) for kind, batch in images.items()}, known)
-    dense, cosine = torch.load(known), {}
-    for kind, batch in images.items():
-        found = F.cosine_similarity(tokens(model, batch), dense[kind], dim=-1)
-        cosine[kind] = {'images': len(batch), 'class': round(found[:, 0].mean().item(), 4),
-                        'patches': round(found[:, 1:].mean().item(), 4)}
+        torch.save({kind: tokens(dense, paths) for kind, paths in kinds.items()}, known)
+    dense, out = torch.load(known), {}
+    for kind, paths in kinds.items():
+        found = F.cosine_similarity(tokens(model, paths), dense[kind], dim=-1)
+        out[kind] = {'images': len(paths), 'class': round(found[:, 0].mean().item(), 4),
+                     'patches': round(found[:, 1:].mean().item(), 4)}
+    return out
 
+
+def neighbors(model, data: Path) -> float:
+    """Accuracy in percent of a k-nearest-neighbor classifier on the class token, CIFAR-10."""
     from sklearn.neighbors import KNeighborsClassifier
-    features = {split: tokens(model, batch)[:, 0].numpy() for split, batch in cifar.items()}
-    neighbors = KNeighborsClassifier(NEIGHBORS, metric='cosine').fit(
-        features['train'], labels['train'])
-    return {'cosine': cosine,
-            'knn': round(100 * neighbors.score(features['test'], labels['test']), 1)}
+    (train, labels), (test, wanted) = (
+        cifar(data, split, count) for split, count in PER_CLASS.items())
+    classifier = KNeighborsClassifier(NEIGHBORS, metric='cosine').fit(
+        tokens(model, train)[:, 0], labels)
+    return round(100 * classifier.score(tokens(model, test)[:, 0], wanted), 1)
+
+
+def cifar(data: Path, split: str, per_class: int) -> tuple[list[Path], list[str]]:
+    """Images and the names of their classes."""
+    paths = [path for folder in sorted((data / 'data' / 'cifar10_sample' / split).iterdir())
+             for path in sorted(folder.glob('*.jpg'))[:per_class]]
+    return paths, [path.parent.name for path in paths]
 
 
 def read(path: Path, short: int | None = None):
