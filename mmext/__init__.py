@@ -6,7 +6,8 @@ Importing the package is cheap: it imports neither torch nor any OpenMMLab packa
 __version__ = '0.1.0'
 
 _LAZY = {'prune_attention': 'mmext.pruning', 'calibrate_bias': 'mmext.calibration',
-         'recover': 'mmext.recovery', 'load': 'mmext.cli.predictor'}
+         'recover': 'mmext.recovery', 'choose_keep_ratio': 'mmext.recovery',
+         'load': 'mmext.cli.predictor'}
 
 
 def __getattr__(name):

@@ -60,10 +60,7 @@ def calibrate_bias(model: nn.Module, images: Tensor,
         ValueError: nothing is pruned in this model, its attention is query-key-free, or the images
             are no batch.
     """
-    if not isinstance(images, Tensor) or images.dim() != 4:
-        found = tuple(images.shape) if hasattr(images, 'shape') else type(images).__name__
-        raise ValueError(f'images must be one tensor (n, 3, H, W), normalized; got {found} '
-                         f'({type(images).__name__})')
+    check_batch(images)
     _warn_unless_normalized(model, images)
     layers = check_calibrates(model, keep_ratio)
     if keep_ratio is not None:
@@ -86,6 +83,14 @@ def calibrate_bias(model: nn.Module, images: Tensor,
             hook.remove()
         model.train(training)
     return errors
+
+
+def check_batch(images) -> None:
+    """ValueError unless this is a batch of images."""
+    if not isinstance(images, Tensor) or images.dim() != 4:
+        found = tuple(images.shape) if hasattr(images, 'shape') else type(images).__name__
+        raise ValueError(f'images must be one tensor (n, 3, H, W), normalized; got {found} '
+                         f'({type(images).__name__})')
 
 
 def check_calibrates(model: nn.Module, keep_ratio=None) -> list[BiasedAttention]:

@@ -1,8 +1,9 @@
 """Bring the features of a pruned model back to those of the dense one, in minutes, without labels.
 
-This project's own; the paper trains with labels. After ``calibrate_bias`` the weights of the blocks
-learn to give, from the kept columns, the tokens that the model gives with all of them (feature
-distillation; the teacher is the model itself).
+This project's own; the paper trains with labels and fixes the ends of a linear schedule.
+``choose_keep_ratio`` gives columns to the layers that need them; ``recover`` teaches the blocks to
+give, from the kept columns, the tokens that the model gives with all of them (feature distillation;
+the teacher is the model itself).
 
 Symbols: B images, N tokens (prefix tokens first), C channels.
 """
@@ -11,14 +12,20 @@ import copy
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from timm.models import beit, eva, vision_transformer, vision_transformer_sam
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mmext.calibration import calibrate_bias, check_calibrates
+from mmext.analysis.schedule import best_schedule
+from mmext.calibration import calibrate_bias, check_batch, check_calibrates
+from mmext.layers.biased_attention import BiasedAttention
+from mmext.ops.column_selection import keep_rules, num_kept
 from mmext.pruning import pruned_layers, set_keep_ratio
 
 WARM_UP = 10  # steps over which the learning rate rises
@@ -26,6 +33,10 @@ BLOCKS_WEIGHT = 0.3  # of the mean distance over the blocks, beside that of the 
 PREFIX_WEIGHT = 0.5  # of the prefix tokens, beside the patch tokens
 CLIP = 1.0  # norm of the gradient
 SMALLEST = 1e-3  # size below which a parameter's learning rate falls no more
+RIDGE = 0.3  # penalty of a correction
+PREFIX_SHARE = 0.1  # of the prefix tokens in a correction, beside the patch tokens
+MOST = 64  # images for the stages that take all at once
+RATIOS = [step / 20 for step in range(1, 21)]
 CROP_AREA, CROP_ASPECT = (0.3, 1.0), (3 / 4, 4 / 3)
 
 
@@ -46,6 +57,7 @@ class Recovery(NamedTuple):
     Attributes:
         before: as the model came.
         calibrated: after the first stage.
+        corrected: after the second.
         after: at the end.
         curve: (steps done, closeness) ten times on the way, the end included.
         losses: of every step.
@@ -53,27 +65,29 @@ class Recovery(NamedTuple):
 
     before: Closeness
     calibrated: Closeness
+    corrected: Closeness
     after: Closeness
     curve: list[tuple[int, Closeness]]
     losses: list[float]
 
     def __str__(self) -> str:
         return (f'cosine to the dense model on images kept apart:\n  before: {self.before}\n'
-                f'  calibrated: {self.calibrated}\n  after: {self.after}')
+                f'  calibrated: {self.calibrated}\n'
+                f'  corrected: {self.corrected}\n  after: {self.after}')
 
 
 def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
             keep_ratio: float | Sequence | Mapping | None = None,
-            size: int | tuple[int, int] = 224, steps: int = 250, batch_size: int = 8,
+            size: int | tuple[int, int] = 224, steps: int = 100, batch_size: int = 8,
             lr: float = 8e-4, seed: int = 0, progress: bool = True) -> Recovery:
     """Bring the features of a pruned model back to its dense ones, without labels.
 
-    First ``calibrate_bias``, then ``steps`` steps of Adam on the weights of the blocks, the key
-    bias apart: random crops, mirrored and recolored, go through the model as it was given, with all
-    columns, and through the pruned one. The loss is 1 - cosine of the tokens after the last norm
-    and, with less weight, of those of every block. Embeddings, the last norm and heads stay, so
-    that a head of the dense model fits. Nothing is added to the model: its ``state_dict`` keeps its
-    names, and nothing gets slower.
+    First ``calibrate_bias``; then ``correct``, ridge regression of the output projections; then
+    ``steps`` steps of Adam on the weights of the blocks, the key bias apart: random crops, mirrored
+    and recolored, go through the model as it was given, with all columns, and through the pruned
+    one. The loss is 1 - cosine of the tokens after the last norm and, with less weight, of those of
+    every block. Embeddings, the last norm and heads stay, so that a head of the dense model fits.
+    Nothing is added to the model: its ``state_dict`` keeps its names, and nothing gets slower.
 
     Args:
         model: has bias-pruned attention (``prune_attention``, ``BiasPrunedViT``, ``TimmViT``).
@@ -124,8 +138,12 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
         with torch.no_grad():
             wanted = [dense(image)[-1] for image in whole[-apart:].split(1)]
         before = measure()
-        calibrate_bias(model, whole[:-apart], seed=seed)
+        calibrate_bias(model, whole[:-apart][:MOST], seed=seed)
         calibrated = measure()
+        seen = torch.cat(list(random_batches(images[:-apart], size, 2 * min(len(images), MOST), 1,
+                                             generator)))
+        correct(model, teacher, seen.to(device))
+        corrected = measure()
         batches = random_batches(images[:-apart], size, batch_size, steps, generator)
         with tqdm(total=steps, desc='distilling', unit='step', leave=False,
                   disable=not (progress and sys.stderr.isatty())) as bar:
@@ -137,10 +155,84 @@ def recover(model: nn.Module, images: Tensor | Sequence[Tensor],
                 if step * 10 // steps > (step - 1) * 10 // steps:
                     curve.append((step, measure()))
                     bar.set_postfix_str(str(curve[-1][1]))
-        return Recovery(before, calibrated, curve[-1][1], curve, losses)
+        return Recovery(before, calibrated, corrected, curve[-1][1], curve, losses)
     finally:
         pruned.remove()
         model.train(training)
+
+
+@torch.no_grad()
+def choose_keep_ratio(model: nn.Module, images: Tensor,
+                      keep_ratio: float | Sequence | Mapping | None = None) -> list[float]:
+    """Share the kept columns out among the layers so that the blocks' outputs change least.
+
+    As many columns in all as before, so as many FLOPs. Every block gets the inputs of the dense
+    model and each ratio of ``RATIOS`` in turn; the sum over the blocks of the tokens' mean distance
+    (that of ``recover``) is minimized exactly. Call it after ``calibrate_bias``: a bias that is
+    fitted needs fewer columns. The ratios stay set, for training too, and belong into the config or
+    ``prune_attention`` of whoever loads the weights: a ``state_dict`` does not hold them.
+
+    Args:
+        model: has bias-pruned attention with a fitted or trained bias.
+        images: (n, 3, H, W), normalized, at the size of use; a dozen is enough.
+        keep_ratio: says how many columns; None takes the model's own for validation.
+
+    Returns:
+        One ratio a layer.
+
+    Raises:
+        ValueError: as ``calibrate_bias``.
+    """
+    check_batch(images)
+    layers = check_calibrates(model, keep_ratio)
+    rules = ([layer.rule_val for layer in layers] if keep_ratio is None
+             else keep_rules(keep_ratio, None, len(layers)))
+    training, prefix = model.training, layers[0].num_prefix_tokens
+    counts, change = [], []
+
+    def measure(block, args, kwargs, out):
+        layer = next(module for module in block.modules() if module in layers)
+        before = layer.rule_val
+        wanted = [layer_norm(tokens_of(out))]
+        row = []
+        for ratio in RATIOS:
+            layer.set_keep_ratio(ratio, train=False)
+            found = layer_norm(tokens_of(block.forward(*args, **kwargs)))
+            patches, prefixes = distances([found], wanted, prefix)[0]
+            row.append((patches + PREFIX_WEIGHT * prefixes).item())
+        layer.set_rule(before, train=False)
+        counts.append(wanted[0].shape[1])
+        change.append(row)
+
+    own = [layer.rule_val for layer in layers]
+    hooks = []
+    try:
+        set_keep_ratio(model.eval(), None, train=False)
+        hooks = [block.register_forward_hook(measure, with_kwargs=True)
+                 for block in blocks_of(model)]
+        model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer, rule in zip(layers, own, strict=True):
+            layer.set_rule(rule, train=False)
+        model.train(training)
+    columns = sum(num_kept(rule.ratio or 1, count)
+                  for rule, count in zip(rules, counts, strict=True))
+    ratios = best_schedule(-np.array(change), RATIOS, counts[0], columns)
+    set_keep_ratio(model, ratios)
+    return ratios
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that hold a pruned attention layer, first to last."""
+    names = {module: name for name, module in model.named_modules()}
+    return [model.get_submodule(names[layer].rpartition('.')[0]) for layer in pruned_layers(model)]
+
+
+def tokens_of(out) -> Tensor:
+    """What a block puts out -> (B, N, C) fp32; Segment Anything's give a grid (B, h, w, C)."""
+    return (out[0] if isinstance(out, tuple) else out).flatten(1, -2).float()
 
 
 def check_images(images) -> None:
@@ -165,14 +257,104 @@ def check_images(images) -> None:
                              'and std)')
 
 
+# ------------------------------------------------------------------------------------ regression
+
+
+@torch.no_grad()
+def correct(model: nn.Module, teacher: nn.Module, images: Tensor) -> list[float]:
+    """Change the output projections of attention so that every block's stream is the teacher's.
+
+    Block by block, in one pass: ridge regression, towards the weights as they are, of the
+    difference of the two models' tokens after attention (what ``norm2`` gets) on the concatenated
+    heads; a block also repairs what those before it left. A quarter of the images says whether a
+    correction holds for others; else it is not made. Only residual pre-norm blocks, as nearly all
+    of timm's are, are corrected.
+
+    Args:
+        images: (n, 3, H, W), all at once; the more different, the better.
+
+    Returns:
+        Of every block that was looked at, squared error on that quarter, after / before.
+    """
+    pairs = [pair for pair in zip(blocks_of(model), blocks_of(teacher), pruned_layers(model),
+                                  strict=True) if fits(pair[0], pair[2])]
+    wanted, heads, ratios, hooks = {}, {}, [], []
+    held = torch.arange(len(images)) % 4 == 3
+
+    def repair(norm, args, block, layer):
+        stream, h, scale = args[0], heads.pop(layer), layer_scale(block)
+        change = (wanted.pop(block) - tokens_of(stream)) / scale
+        prefix = layer.num_prefix_tokens
+        weight = torch.ones(change.shape[1], device=change.device)
+        weight[:prefix] = PREFIX_SHARE * (len(weight) - prefix) / max(prefix, 1)
+        slope, shift = ridge(h[~held], change[~held], weight)
+        repaired = scale * (h @ slope + shift)
+        before, after = (part[held].square().mean().item() for part in (
+            scale * change, scale * change - repaired))
+        ratios.append(after / before if before else 1.)
+        if ratios[-1] < 1:
+            layer.proj.weight.add_(slope.t())
+            layer.proj.bias.add_(shift)
+            stream.add_(repaired.view_as(stream))  # in place: the residual branch sees it, too
+
+    for block, teacher_block, layer in pairs:
+        hooks += [
+            teacher_block.norm2.register_forward_pre_hook(
+                lambda norm, args, block=block: wanted.update({block: tokens_of(args[0]).clone()})),
+            layer.proj.register_forward_pre_hook(
+                lambda proj, args, layer=layer: heads.update({layer: tokens_of(args[0])})),
+            block.norm2.register_forward_pre_hook(partial(repair, block=block, layer=layer))]
+    try:
+        if pairs:
+            teacher(images)
+            model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ratios
+
+
+def fits(block: nn.Module, layer: BiasedAttention) -> bool:
+    """Whether norm2 gets the stream after attention: not in post-norm or parallel blocks."""
+    return isinstance(block, (vision_transformer.Block, beit.Block, eva.EvaBlock,
+                              vision_transformer_sam.Block)) and layer.proj.bias is not None
+
+
+def layer_scale(block: nn.Module) -> Tensor | float:
+    """(C), what the block multiplies the attention's output with."""
+    scale = getattr(getattr(block, 'ls1', None), 'gamma', getattr(block, 'gamma_1', None))
+    return 1. if scale is None else scale
+
+
+def ridge(h: Tensor, change: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope S (C, D) and shift s (D) of the least weighted squares of change - h S - s.
+
+    Penalized is |S|^2 times ``RIDGE`` times the mean square of an entry of h.
+
+    Args:
+        h: (n, N, C).
+        change: (n, N, D).
+        weight: (N), of a token.
+    """
+    weight = weight.double().expand(len(h), -1).flatten()[:, None]
+    weight = weight / weight.sum()
+    h, change = h.flatten(0, 1).double(), change.flatten(0, 1).double()
+    mean_h, mean_change = (weight * h).sum(0), (weight * change).sum(0)
+    strength = RIDGE * (weight * h.square()).sum(0).mean()
+    h = h - mean_h
+    gram = h.t() @ (weight * h)
+    gram.diagonal().add_(strength)
+    slope = torch.linalg.solve(gram, h.t() @ (weight * (change - mean_change)))
+    return slope.float(), (mean_change - mean_h @ slope).float()
+
+
 # ------------------------------------------------------------------------------------ distillation
 
 
 class Tokens:
     """Runs a model and gives the tokens of its blocks and its features.
 
-    Blocks are the modules that hold a pruned attention layer; features are the last block's tokens
-    through the ``norm`` that stands beside the blocks.
+    Features are the last block's tokens through the ``norm`` that stands beside the blocks.
 
     Attributes:
         blocks: first to last.
@@ -180,22 +362,17 @@ class Tokens:
     """
 
     def __init__(self, model: nn.Module):
-        layers = pruned_layers(model)
-        names = {module: name for name, module in model.named_modules()}
-        parents = [names[layer].rpartition('.')[0] for layer in layers]
         self.model = model
-        self.blocks = [model.get_submodule(name) for name in parents]
-        self.num_prefix_tokens = layers[0].num_prefix_tokens
-        beside = model.get_submodule('.'.join(parents[-1].split('.')[:-2]))
-        norm = getattr(beside, 'norm', None)
+        self.blocks = blocks_of(model)
+        self.num_prefix_tokens = pruned_layers(model)[0].num_prefix_tokens
+        name = next(name for name, module in model.named_modules() if module is self.blocks[-1])
+        norm = getattr(model.get_submodule('.'.join(name.split('.')[:-2])), 'norm', None)
         self.norm = norm if isinstance(norm, nn.LayerNorm) else layer_norm
         self.found = {}
         self.hooks = [block.register_forward_hook(self.keep) for block in self.blocks]
 
     def keep(self, block, args, out) -> None:
-        out = out[0] if isinstance(out, tuple) else out
-        # Segment Anything's blocks give a grid (B, h, w, C)
-        self.found[block] = out.flatten(1, -2).float()
+        self.found[block] = tokens_of(out)
 
     def remove(self) -> None:
         for hook in self.hooks:

@@ -13,7 +13,7 @@ MAY_IMPORT = {
     'layers': {'ops'},
     'pruning': {'ops', 'layers'},
     'calibration': {'ops', 'layers', 'pruning'},
-    'recovery': {'layers', 'pruning', 'calibration'},
+    'recovery': {'ops', 'layers', 'analysis', 'pruning', 'calibration'},
     'compat': set(),
     'registry': {'compat', 'checkpoints'},
     'checkpoints': {'ops', 'layers', 'compat'},
