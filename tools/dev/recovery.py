@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / 'docs' / 'images'
-ROWS = ('dense', 'random', 'calibrated', 'corrected', 'recovered', 'chosen', 'chosen-recovered')
+ROWS = ('dense', 'random', 'calibrated', 'uniform', 'corrected', 'recovered', 'chosen', 'chosen-recovered')
 PHOTOS = ('astronaut.png', 'chelsea.png', 'coffee.png', 'motorcycle_left.png', 'rocket.jpg')
 OTHERS = ('hubble_deep_field.jpg', 'retina.jpg', 'ihc.png', 'camera.png', 'coins.png', 'brick.png',
           'grass.png', 'gravel.png', 'moon.png')
@@ -91,14 +91,17 @@ def fitted(args):
     if args.row == 'dense':
         return model, {}
     torch.manual_seed(0)
-    mmext.prune_attention(model, keep_ratio=(0.9, 0.1))
+    uniform = args.row.startswith('uniform')
+    mmext.prune_attention(model, keep_ratio=0.5 if uniform else (0.9, 0.1))
     if args.row == 'random':
         return model, {}
     photos = [read(path, short=320) for path in
               sorted((args.data / 'data' / 'coco_mini' / 'train2017').glob('*.jpg'))]
     squares = torch.stack([square(photo) for photo in photos])
     start, cost = time.time(), {'threads': args.threads}
-    if args.row != 'recovered':  # which calibrates itself
+    if uniform:
+        cost['keep_ratio'] = 0.5
+    if args.row not in ('recovered', 'uniform-recovered'):  # which calibrates itself
         mmext.calibrate_bias(model, squares)
     if args.row == 'corrected':
         generator = torch.Generator().manual_seed(0)
