@@ -47,7 +47,7 @@ def task_of(model: dict) -> str:
     stem = Path(model['Config']).stem.removeprefix('digits_').removeprefix('own_').replace('_', '-')
     if stem.startswith('mask2former') and 'panoptic' not in stem:
         return 'Instance Segmentation'
-    return next((task for start, task in TASKS.items() if stem.startswith(start)),
+    return next((task for start, task in TASKS.items() if f'{stem}-'.startswith(f'{start}-')),
                 'Image Classification')
 
 

@@ -35,7 +35,12 @@ def test_detector(root_dir, name):
         full = model.test_step(copy.deepcopy(data))[0].pred_instances
         seen.clear()
         use_half_precision(model, name)
+        decoded = set()  # what boxes and masks are made of
+        for head in (model.rpn_head, model.roi_head.bbox_head, model.roi_head.mask_head):
+            head.register_forward_hook(lambda module, args, out: decoded.update(
+                x.dtype for x in torch.utils._pytree.tree_leaves(out)))
         half = model.test_step(copy.deepcopy(data))[0].pred_instances
+    assert decoded == {torch.float32}
     assert seen == {dict(bf16=torch.bfloat16, fp16=torch.float16)[name]}
     assert half.scores.dtype == half.bboxes.dtype == torch.float32
     assert len(full) == len(half) > 0 and half.masks.shape[1:] == (side, side)

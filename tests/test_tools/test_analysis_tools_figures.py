@@ -279,7 +279,7 @@ def test_detector_with_padding_at_any_size(tool, photos, tmp_path):
     result = run(tool, 'attention_maps', tmp_path / 'out', config, '--images', photos)
     assert {e['tokens'] for entries in result['images'].values() for e in entries} == {12}
     result = run(tool, 'attention_maps', tmp_path / 'out', config, '--images', photos, '--shape',
-                 96, 64)
+                 96, 64, '--overwrite')
     assert {e['tokens'] for entries in result['images'].values() for e in entries} == {24}
 
 

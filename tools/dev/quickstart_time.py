@@ -7,6 +7,8 @@ on maps of 32 x 32 with their gradients, and many small operations.
 import time
 from statistics import median
 
+from mmext.cli.arguments import command_line
+
 # CPU seconds of one thread of an AMD EPYC, torch 2.14.1: a step of the probe, and the parts
 PROBE = 0.067
 PARTS = {'data': 25, 'classifier': 180, 'detector': 1080}
@@ -36,4 +38,5 @@ def estimate(step: float) -> list[int]:
 
 
 if __name__ == '__main__':
+    command_line(__doc__).parse_args()
     print(*estimate(probe()))

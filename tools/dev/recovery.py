@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / 'docs' / 'images'
-ROWS = ('dense', 'random', 'calibrated', 'uniform', 'corrected', 'recovered', 'chosen', 'chosen-recovered')
+ROWS = ('dense', 'random', 'calibrated', 'corrected', 'recovered', 'uniform', 'uniform-recovered',
+        'chosen', 'chosen-recovered')
 PHOTOS = ('astronaut.png', 'chelsea.png', 'coffee.png', 'motorcycle_left.png', 'rocket.jpg')
 OTHERS = ('hubble_deep_field.jpg', 'retina.jpg', 'ihc.png', 'camera.png', 'coins.png', 'brick.png',
           'grass.png', 'gravel.png', 'moon.png')
