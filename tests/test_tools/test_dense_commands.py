@@ -62,10 +62,13 @@ def test_train_resume_test_and_draw(root_dir, digits, tmp_path, name, part, key)
     printed = run('demo.py', image, config, checkpoint, '--out-dir', tmp_path / 'demo')
     assert '1 of 1 images' in printed
     assert cv2.imread(str(tmp_path / 'demo/vis/000000.png')).shape == (128, 128, 3)
-    answer = json.loads((tmp_path / 'demo/preds/000000.json').read_text())
     if part == 'detection':
-        assert len(answer['scores']) == len(answer['bboxes'])
+        results = json.loads((tmp_path / 'demo/results.json').read_text())
+        assert all(one['image_id'] == 1 and len(one['bbox']) == 4 for one in results)
     else:
-        kind = 'sem_seg' if name == 'semantic_fpn' else 'panoptic_seg'
-        png = cv2.imread(str(tmp_path / f'demo/preds/000000_{kind}.png'), -1)
-        assert png.shape[:2] == (128, 128) and isinstance(answer['segments'], list)
+        kind = 'semantic' if name == 'semantic_fpn' else 'panoptic'
+        png = cv2.imread(str(tmp_path / f'demo/{kind}/000000.png.png'), -1)
+        assert png.shape[:2] == (128, 128)
+        if kind == 'panoptic':
+            [entry] = json.loads((tmp_path / 'demo/panoptic.json').read_text())['annotations']
+            assert isinstance(entry['segments_info'], list)
