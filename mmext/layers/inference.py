@@ -35,7 +35,7 @@ def run_mlp(mlp: nn.Module, x: Tensor) -> Tensor:
     parts = 1
     if x.device.type == 'cpu':
         parts = -(-x.shape[0] * x.shape[1] * mlp.fc1.out_features // HIDDEN)
-    if parts == 1:
+    if parts <= 1:  # 0: no images
         return mlp.fc2(gelu_(mlp.fc1(x)))
     return torch.cat([mlp.fc2(gelu_(mlp.fc1(part))) for part in x.chunk(parts, 1)], 1)
 

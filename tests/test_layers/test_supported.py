@@ -259,6 +259,8 @@ def test_backbones_with_a_batch_without_images(backbone):
         return
     for training in (True, False):
         assert backbone.train(training)(x)[0].shape[0] == 0
+    with torch.no_grad():  # other forms of the layers run
+        assert backbone(x)[0].shape[0] == 0
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
