@@ -13,17 +13,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from small_classifier import CLASSIFIER
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
-CLASSIFIER = """
-default_scope = 'mmpretrain'
-data_preprocessor = dict(num_classes=3)
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(type='mmext.BiasPrunedViT', arch='tiny-test', img_size=64),
-    head=dict(type='LinearClsHead', num_classes=3, in_channels=32, loss=dict(
-        type='CrossEntropyLoss')))
-"""
 TRAINING = """
 data_root = 'photos'
 train_dataloader = dict(

@@ -10,19 +10,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from small_classifier import CLASSIFIER
 
 from mmext.cli.clear_errors import one_clear_error
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
-CONFIG = """
-default_scope = 'mmpretrain'
-data_preprocessor = dict(num_classes=3)
-model = dict(
-    type='ImageClassifier',
-    backbone=dict(type='mmext.BiasPrunedViT', arch='tiny-test', img_size=64),
-    head=dict(type='LinearClsHead', num_classes=3, in_channels=32, loss=dict(
-        type='CrossEntropyLoss')))
-"""
 FIGURE = 'cls.py none.pth --images a.png --out out'
 # Tool, words, the file that is there. The checkpoints, configs and data named none... do not
 # exist: a tool that looked at them before its outputs would say so instead.
@@ -102,7 +94,7 @@ OTHERS = {  # what holds instead
 @pytest.fixture(scope='module')
 def inputs(tmp_path_factory):
     path = tmp_path_factory.mktemp('inputs')
-    (path / 'cls.py').write_text(CONFIG)
+    (path / 'cls.py').write_text(CLASSIFIER)
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     cv2.imwrite(str(path / 'a.png'), noise)
     (path / 'images').mkdir()
