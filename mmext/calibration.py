@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mmext.layers.biased_attention import BiasedAttention
 from mmext.layers.query_key_free import QueryKeyFreeAttention
-from mmext.ops.column_selection import keep_rules, num_kept
+from mmext.ops.column_selection import KeepRule, keep_rules, num_kept
 from mmext.pruning import pruned_layers, set_keep_ratio
 
 SOFTNESS = 0.1  # width of the sigmoid around the threshold, in standard deviations of the bias
@@ -62,7 +62,7 @@ def calibrate_bias(model: nn.Module, images: Tensor,
     """
     check_batch(images)
     _warn_unless_normalized(model, images)
-    layers = check_calibrates(model, keep_ratio)
+    layers, _ = check_calibrates(model, keep_ratio)
     if keep_ratio is not None:
         set_keep_ratio(model, keep_ratio, train=False)
     generator = torch.Generator().manual_seed(seed)
@@ -93,8 +93,11 @@ def check_batch(images) -> None:
                          f'({type(images).__name__})')
 
 
-def check_calibrates(model: nn.Module, keep_ratio=None) -> list[BiasedAttention]:
-    """The pruned layers; ValueError unless columns are dropped by a key bias that can be fitted."""
+def check_calibrates(model: nn.Module, keep_ratio=None
+                     ) -> tuple[list[BiasedAttention], list[KeepRule]]:
+    """The pruned layers and their rules for validation, those of ``keep_ratio`` where given.
+
+    ValueError unless columns are dropped by a key bias that can be fitted."""
     layers = pruned_layers(model)
     if not layers:
         raise ValueError(f'{type(model).__name__} has no bias-pruned attention: call '
@@ -106,7 +109,7 @@ def check_calibrates(model: nn.Module, keep_ratio=None) -> list[BiasedAttention]
              else [layer.rule_val for layer in layers])
     if all(rule.ratio is None for rule in rules):
         raise ValueError('every column is kept: give keep_ratio, for example (0.9, 0.1)')
-    return layers
+    return layers, rules
 
 
 def _warn_unless_normalized(model: nn.Module, images: Tensor) -> None:

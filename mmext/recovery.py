@@ -25,7 +25,7 @@ from tqdm import tqdm
 from mmext.analysis.schedule import best_schedule
 from mmext.calibration import calibrate_bias, check_batch, check_calibrates
 from mmext.layers.biased_attention import BiasedAttention
-from mmext.ops.column_selection import keep_rules, num_kept
+from mmext.ops.column_selection import num_kept
 from mmext.pruning import pruned_layers, set_keep_ratio
 
 WARM_UP = 10  # steps over which the learning rate rises
@@ -184,9 +184,7 @@ def choose_keep_ratio(model: nn.Module, images: Tensor,
         ValueError: as ``calibrate_bias``.
     """
     check_batch(images)
-    layers = check_calibrates(model, keep_ratio)
-    rules = ([layer.rule_val for layer in layers] if keep_ratio is None
-             else keep_rules(keep_ratio, None, len(layers)))
+    layers, rules = check_calibrates(model, keep_ratio)
     training, prefix = model.training, layers[0].num_prefix_tokens
     counts, change = [], []
 

@@ -24,7 +24,7 @@ class Exportable(nn.Module):
 
     def __init__(self, model: nn.Module, part: str):
         super().__init__()
-        self.backbone = model.backbone
+        self.backbone, self.facts = model.backbone, {}
         self.neck = model.neck if part != 'backbone' and getattr(model, 'neck', None) else None
         self.head = model.head if part == 'classifier' else None
 

@@ -44,5 +44,5 @@ def _to_full(element: BaseDataElement) -> None:
     for name, value in list(element.items()):
         if isinstance(value, BaseDataElement):
             _to_full(value)
-        elif isinstance(value, Tensor) and value.dtype in DTYPES.values():
-            setattr(element, name, value.float())
+        elif isinstance(value, Tensor):
+            setattr(element, name, _full(value))

@@ -13,6 +13,11 @@ from .predictor import Prediction
 KEPT_SUFFIXES = {'.jpg', '.jpeg', '.png', '.bmp', '.tif', '.tiff', '.webp'}
 
 
+def name_of(image, root: Path) -> str:
+    """Path of an image below ``root``."""
+    return Path(os.path.relpath(image, root)).as_posix()
+
+
 def drawing(out: Path, name: str) -> Path:
     """Where the drawing of an image goes; PNG where its own format cannot be written."""
     keep = Path(name).suffix.lower() in KEPT_SUFFIXES
@@ -21,7 +26,7 @@ def drawing(out: Path, name: str) -> Path:
 
 def files_of(out: Path, root: Path, images, draw: bool) -> list[Path]:
     """All that :class:`PredictionFiles` may write about these images, whatever the task is."""
-    names = [Path(os.path.relpath(image, root)).as_posix() for image in images]
+    names = [name_of(image, root) for image in images]
     return [*(out / f'{name}.json' for name in ('predictions', 'images', 'panoptic', 'results')),
             *(out / folder / f'{name}.png' for folder in ('semantic', 'panoptic')
               for name in names),
@@ -68,7 +73,7 @@ class PredictionFiles:
 
     def add(self, prediction: Prediction) -> dict:
         """Draw one prediction and keep its results; returns it as a dict."""
-        name = Path(os.path.relpath(prediction.image, self.root)).as_posix()
+        name = name_of(prediction.image, self.root)
         image_id = self._image_id(name)
         found = prediction.as_dict()
         height, width = prediction.sample.ori_shape[:2]

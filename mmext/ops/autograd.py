@@ -15,6 +15,12 @@ def transformed() -> bool:
         torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
 
 
+def own_backward(*inputs: Tensor) -> bool:
+    """Whether the hand-written backward pass of a function of these inputs is to be recorded."""
+    return (torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+            and not transformed())
+
+
 def plain() -> bool:
     """Whether plain out-of-place expressions are asked for: by compilers, exporters, transforms."""
     return torch.compiler.is_compiling() or transformed()

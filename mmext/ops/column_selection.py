@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmext.ops.autograd import transformed
+from mmext.ops.autograd import plain
 
 # A ratio such as .9 + (.1 - .9) * l / (L - 1) carries rounding error: .09999999999999998 * 100
 # must still floor to 10.
@@ -169,7 +169,7 @@ def choose_columns(rank: Tensor, rule: KeepRule, valid: Tensor | None = None,
         index, kept = top_k_columns(rank, rule.ratio, valid, num_protected)
     else:
         index, kept = threshold_columns(rank, rule.tau, valid, num_protected)
-        gather = gather and not (torch.compiler.is_compiling() or transformed() or rank.is_meta)
+        gather = gather and not (plain() or rank.is_meta)
         if gather:
             longest = max(int(kept.flatten(0, -2).any(0).sum()), 1)  # 1: of no samples at all
             index, kept = index[..., :longest], kept[..., :longest]

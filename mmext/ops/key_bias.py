@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmext.ops.autograd import differentiated_again, gradients, transformed
+from mmext.ops.autograd import differentiated_again, gradients, own_backward
 from mmext.ops.precision import autocast_copy
 
 # Exactly zero weight after softmax without the NaN that inf * 0 gives in a channel's gradient.
@@ -214,8 +214,7 @@ def project_kept_kv(x: Tensor, index: Tensor, weight: Tensor,
     row = index + torch.arange(batch, device=index.device).view(-1, 1, 1) * num_tokens
     row = row.transpose(0, 1).reshape(heads, -1)
     x, weight = autocast_copy(x.reshape(-1, dim)), autocast_copy(weight)
-    if (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-            and not transformed()):
+    if own_backward(x, weight):
         out = _ProjectRows.apply(x, row, weight)
     else:
         out = _project_rows(x, row, weight)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmext.ops.autograd import differentiated_again, plain, transformed
+from mmext.ops.autograd import differentiated_again, own_backward, plain
 
 ROPE_MODES = ('axial', 'raster')
 
@@ -58,7 +58,7 @@ def apply_rope(v: Tensor, hw: tuple[int, int], mode: str = 'axial', base: float 
     """
     if v.shape[-2] < hw[0] * hw[1]:
         raise ValueError(f'a grid of {hw} needs {hw[0] * hw[1]} tokens, got {v.shape[-2]}')
-    if torch.is_grad_enabled() and v.requires_grad and not transformed():
+    if own_backward(v):
         return _Rope.apply(v, tuple(hw), mode, base, 1)
     return _rotate(v, hw, mode, base, 1, inplace)
 

@@ -9,7 +9,7 @@ never on a softmax.
 import torch
 from torch import Tensor
 
-from mmext.ops.autograd import transformed
+from mmext.ops.autograd import own_backward
 
 
 def soft_threshold(scores: Tensor, dim: int = -1) -> Tensor:
@@ -25,7 +25,7 @@ def soft_threshold(scores: Tensor, dim: int = -1) -> Tensor:
     """
     if not scores.is_floating_point():
         raise TypeError(f'soft_threshold needs a floating-point tensor, got {scores.dtype}')
-    if torch.is_grad_enabled() and scores.requires_grad and not transformed():
+    if own_backward(scores):
         return _SoftThreshold.apply(scores, dim)
     return _project(scores, dim)
 

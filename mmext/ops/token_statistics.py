@@ -17,7 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmext.ops.autograd import differentiated_again, gradients, plain, transformed
+from mmext.ops.autograd import (
+    differentiated_again,
+    gradients,
+    own_backward,
+    plain,
+    transformed,
+)
 from mmext.ops.precision import no_autocast
 from mmext.ops.thresholding import soft_threshold
 
@@ -211,9 +217,7 @@ def membership_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None,
     Returns:
         (B, H, N).
     """
-    tensors = (x, weight) if bias is None else (x, weight, bias)
-    if (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-            and not transformed()):
+    if own_backward(x, weight):
         logits = _MembershipLogits.apply(x, weight, None if saved is x else saved)
     else:
         logits = _project_logits(x, weight)
@@ -228,7 +232,7 @@ def token_energy(v: Tensor, valid: Tensor | None = None) -> Tensor:
     """
     if transformed():
         return _plain_energy(v, valid)
-    if torch.is_grad_enabled() and v.requires_grad:
+    if own_backward(v):
         return _TokenEnergy.apply(v, valid)
     return _energy(v, _square_sum(v, valid))
 
@@ -247,7 +251,7 @@ def statistics_attention(v: Tensor, weights: Tensor, coef: Tensor,
     """
     if transformed():
         return _plain_attention(v, weights, coef, drop_factors)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (v, weights, coef)):
+    if own_backward(v, weights, coef):
         return _StatisticsAttention.apply(v, weights, coef, drop_factors)
     with no_autocast(v):
         m = _weighted_squares(v, weights).clamp_min(0)

@@ -100,8 +100,6 @@ def main(argv=None) -> int:
             for part, module in (('detector', ExportableDetector(model)),
                                  ('backbone', Exportable(model, 'backbone'))):
                 file = str(Path(folder) / f'{name}_{part}.onnx')
-                if part == 'backbone':
-                    module.facts = {}
                 write(module.eval(), (args.size, args.size), 'onnx', file)
                 files[part, name] = runner('onnx', file)
             rows = []
