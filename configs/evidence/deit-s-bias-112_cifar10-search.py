@@ -1,4 +1,4 @@
-"""The same for choosing settings: every fifth training image is held out and validated on, 2 epochs."""
+"""The same for choosing settings, 2 epochs: every fifth training image is held out for validation."""
 
 _base_ = './deit-s-bias-112_cifar10-sample.py'
 
