@@ -1,4 +1,4 @@
-"""The same for choosing settings, 2 epochs: every fifth training image is held out for validation."""
+"""The same for choosing settings, 2 epochs: every fifth training image is held out to validate."""
 
 _base_ = './deit-s-bias-112_cifar10-sample.py'
 
