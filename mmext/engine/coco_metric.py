@@ -15,7 +15,15 @@ from mmext.registry import METRICS
 
 from .by_class import class_report
 from .coco_evaluation import (
-    BACKENDS, BOX, CATEGORY, IMAGE, SCORE, average_precision, encode, evaluate)
+    BACKENDS,
+    BOX,
+    CATEGORY,
+    IMAGE,
+    SCORE,
+    average_precision,
+    encode,
+    evaluate,
+)
 
 STATS = {
     'mAP': 0, 'mAP_50': 1, 'mAP_75': 2, 'mAP_s': 3, 'mAP_m': 4, 'mAP_l': 5, 'AR@100': 6,

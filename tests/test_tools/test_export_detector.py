@@ -143,7 +143,7 @@ def test_mean_average_precision_of_the_file(root_dir, shipped, load_tool, tmp_pa
 
 
 def test_script_of_the_page(root_dir, digits, shipped, tmp_path):
-    cfg, model, file = shipped
+    _, model, file = shipped
     page = (root_dir / 'docs' / 'deploy.md').read_text()
     script, = re.findall(r'```python\n(""".*?detect.py.*?)```', page, re.DOTALL)
     assert len(script.splitlines()) <= 45

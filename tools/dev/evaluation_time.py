@@ -94,11 +94,11 @@ def predictions(path: Path, masks: bool):
 def measure(name: str, task: str, path: Path) -> dict:
     """One metric in this process; seconds in ``process`` and in ``evaluate``, peak MiB."""
     import torch
+    from mmdet.utils import register_all_modules
     from mmengine.evaluator import Evaluator
     from mmengine.logging import MMLogger
 
     import mmext.registry  # noqa: F401
-    from mmdet.utils import register_all_modules
     register_all_modules()
     torch.set_num_threads(1)
     MMLogger.get_instance('evaluation', log_level='WARNING')
