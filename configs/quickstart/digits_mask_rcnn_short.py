@@ -16,4 +16,4 @@ optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [
     dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
     dict(type='CosineAnnealingLR', T_max=iters, by_epoch=False)]
-train_cfg = dict(max_iters=iters, val_interval=350)
+train_cfg = dict(max_iters=iters, val_interval=700)
