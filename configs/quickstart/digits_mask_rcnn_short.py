@@ -10,10 +10,10 @@ model = dict(
     roi_head=dict(mask_roi_extractor=dict(roi_layer=dict(output_size=8))),
     train_cfg=dict(rcnn=dict(mask_size=16)))
 
-# 1,400 iterations x 8 canvases / 2,400 canvases = 4.7 epochs
-iters = 1400
-optim_wrapper = dict(optimizer=dict(lr=2e-3))
+# 1,500 iterations x 8 canvases / 2,400 canvases = 5 epochs
+iters = 1500
+optim_wrapper = dict(optimizer=dict(lr=2e-3, fused=True))
 param_scheduler = [
     dict(type='LinearLR', start_factor=.01, end=50, by_epoch=False),
     dict(type='CosineAnnealingLR', T_max=iters, by_epoch=False)]
-train_cfg = dict(max_iters=iters, val_interval=700)
+train_cfg = dict(max_iters=iters, val_interval=500)
