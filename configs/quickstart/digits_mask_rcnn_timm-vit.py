@@ -15,5 +15,5 @@ model = dict(backbone=dict(
     final_norm=True,
     init_cfg=dict(
         type='Pretrained',
-        checkpoint='work_dirs/digits_cls_timm-vit/epoch_20.pth',
+        checkpoint='work_dirs/digits_cls_timm-vit/epoch_10.pth',
         prefix='backbone.')))

@@ -99,8 +99,12 @@ class DictAction(argparse.Action):
             if '=' not in word:
                 parser.error(f'{option_string}: {word!r} is not of the form KEY=VALUE')
         from mmengine.config import DictAction as OfMMEngine
-        OfMMEngine(self.option_strings, self.dest, nargs=self.nargs)(
-            parser, namespace, values, option_string)
+        try:
+            OfMMEngine(self.option_strings, self.dest, nargs=self.nargs)(
+                parser, namespace, values, option_string)
+        except RecursionError:  # how mmengine fails on a dict
+            parser.error(f'{option_string}: values are numbers, words, lists and tuples; set the '
+                         'entries of a dict one by one, KEY.ENTRY=VALUE')
 
 
 def add_cfg_options(parser: argparse.ArgumentParser) -> None:

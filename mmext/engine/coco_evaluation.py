@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+from mmdet.structures.mask import encode_mask_results
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -91,6 +92,14 @@ def why_not_hotcoco(gt: COCO, table: np.ndarray, use_cats: bool = True) -> str |
     if not np.isfinite(table).all():
         return 'boxes or scores that are not finite'
     return None
+
+
+def encode(masks: np.ndarray) -> list[dict]:
+    """Boolean masks (N, H, W) as N RLE."""
+    if importlib.util.find_spec('hotcoco') is None:
+        return encode_mask_results(masks)
+    from hotcoco import mask
+    return [mask.encode(each) for each in masks.view(np.uint8)]
 
 
 def _by_hotcoco(run: COCOeval, gt: COCO, table: np.ndarray, masks: Sequence[dict] | None) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 from mmdet.datasets.api_wrappers import COCO
 from mmdet.evaluation import CocoMetric as MmdetCocoMetric
 from mmengine.logging import MMLogger
@@ -13,7 +14,16 @@ from terminaltables import AsciiTable
 from mmext.registry import METRICS
 
 from .by_class import class_report
-from .coco_evaluation import BACKENDS, BOX, CATEGORY, IMAGE, SCORE, average_precision, evaluate
+from .coco_evaluation import (
+    BACKENDS,
+    BOX,
+    CATEGORY,
+    IMAGE,
+    SCORE,
+    average_precision,
+    encode,
+    evaluate,
+)
 
 STATS = {
     'mAP': 0, 'mAP_50': 1, 'mAP_75': 2, 'mAP_s': 3, 'mAP_m': 4, 'mAP_l': 5, 'AR@100': 6,
@@ -54,6 +64,20 @@ class CocoMetric(MmdetCocoMetric):
                              'measures recall, too')
         self.backend = backend
         self.runs = {}
+
+    def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
+        """Keep what was predicted on a batch, masks as RLE."""
+        first = len(self.results)
+        super().process(data_batch, [with_rle(sample) for sample in data_samples])
+        for _, pred in self.results[first:]:
+            for key, value in pred.items():
+                if isinstance(value, np.ndarray):
+                    pred[key] = value.copy()  # a view would keep the network's output in memory
+            if 'masks' in pred:
+                # an array of objects, because mmengine walks through lists of dicts at the end
+                masks = np.empty(len(pred['masks']), dtype=object)
+                masks[:] = pred['masks']
+                pred['masks'] = masks
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Numbers of all images; ``results`` are pairs of mmdet's ``process``."""
@@ -115,6 +139,15 @@ class CocoMetric(MmdetCocoMetric):
             values[f'{name}_precision'] = numbers[0]
         logger.info('\n' + AsciiTable([['category', *COLUMNS], *rows]).table)
         return values
+
+
+def with_rle(sample: dict) -> dict:
+    """The data sample with encoded masks, if it has a tensor (N, H, W) of them."""
+    pred = sample['pred_instances']
+    if not isinstance(pred.get('masks'), torch.Tensor):
+        return sample
+    masks = encode(pred['masks'].detach().cpu().numpy().astype(bool, copy=False))
+    return {**sample, 'pred_instances': {**pred, 'masks': masks}}
 
 
 def detections(preds: Sequence[dict], cat_ids: Sequence[int],

@@ -29,3 +29,15 @@ def test_the_shapes_are_those_of_the_schedule():
 def test_what_is_no_keep_ratio(word):
     with pytest.raises(argparse.ArgumentTypeError, match='is no keep ratio: give none'):
         arguments.keep_ratio(word)
+
+
+@pytest.mark.parametrize('word', ["model.neck=dict(type='FPN', num_outs=3)", 'no_key'])
+def test_what_is_no_cfg_option(word, capsys):
+    """mmengine recurses without end on a dict."""
+    parser = argparse.ArgumentParser()
+    arguments.add_cfg_options(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(['--cfg-options', word])
+    assert '--cfg-options: ' in capsys.readouterr().err
+    options = parser.parse_args(['--cfg-options', 'a.b=(.9,.1)', 'c=none']).cfg_options
+    assert options == {'a.b': (.9, .1), 'c': 'none'}

@@ -120,6 +120,25 @@ def test_roi_align_and_gradient_equal_torchvision(sampling, aligned):
     torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.parametrize('sampling', [1, 3])
+@pytest.mark.parametrize('aligned', [True, False])
+def test_gradient_of_many_regions_equals_torchvision(sampling, aligned):
+    """Some outside of the map, some smaller than a cell, some on its borders."""
+    generator = torch.Generator().manual_seed(1)
+    corner = torch.rand(300, 2, generator=generator) * 140 - 30
+    size = torch.rand(300, 2, generator=generator) ** 3 * 90
+    corner[:20], size[:20] = corner[:20].round(), size[:20].round()
+    rois = torch.cat([torch.randint(0, 3, (300, 1), generator=generator), corner, corner + size], 1)
+    x = torch.randn(3, 5, 16, 20, generator=generator)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out = mmcv_ops.RoIAlign((7, 5), .25, sampling, aligned=aligned)(a, rois)
+    expected = torchvision.ops.roi_align(b, rois, (7, 5), .25, sampling, aligned)
+    weight = torch.randn(expected.shape, generator=generator)
+    (out * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize('layout', ['channels_last', 'permuted', 'sliced'])
 def test_roi_align_takes_any_memory_layout(layout):
     x, rois = features_and_rois()

@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import logging
+import socket
 
 import numpy as np
 import pytest
@@ -170,6 +171,103 @@ def test_metric_equals_that_of_mmdet(predictions, tmp_path, caplog, options):
     np.testing.assert_array_equal(list(values[0].values()), list(values[1].values()))
     assert text[0] == text[1] and len(text[0]) > 2
     assert files[0] == files[1]
+
+
+def data_samples(results, names):
+    """What a detector would have put out to give ``results``, and its ground truth."""
+    import torch
+    from mmengine.structures import InstanceData
+    return [
+        dict(img_id=pred['img_id'], ori_shape=(gt['height'], gt['width']),
+             instances=[dict(bbox=[0., 0., 9., 9.], bbox_label=0, ignore_flag=0,
+                             mask=[[0., 0., 9., 0., 9., 9.]])],
+             pred_instances=InstanceData(
+                 **{key: torch.from_numpy(pred[key]) for key in ('bboxes', 'labels', 'scores')},
+                 masks=torch.from_numpy(
+                     mask_utils.decode(pred['masks']).transpose(2, 0, 1).astype(bool)
+                     if pred['masks'] else np.zeros((0, gt['height'], gt['width']), bool))))
+        for gt, pred in results]
+
+
+@pytest.mark.parametrize('fast', [True, False])
+@pytest.mark.parametrize('file', [True, False])
+def test_process_equals_that_of_mmdet(predictions, monkeypatch, fast, file):
+    """Predictions, ground truth without a file, masks with and without hotcoco; nothing kept
+    shares memory with the network's output."""
+    from mmdet.evaluation import CocoMetric as Reference
+
+    from mmext.engine.coco_metric import CocoMetric
+    path, names, results = predictions
+    results = results[:6] + [(results[6][0], {
+        **results[6][1], 'masks': [], **{key: results[6][1][key][:0]
+                                         for key in ('bboxes', 'labels', 'scores')}})]
+    samples = data_samples(results, names)
+    if not fast:
+        monkeypatch.setattr(coco_evaluation.importlib.util, 'find_spec', lambda name: None)
+    metrics = [cls(ann_file=path if file else None, metric=['bbox', 'segm'])
+               for cls in (Reference, CocoMetric)]
+    for metric in metrics:
+        for i in range(0, len(samples), 3):
+            metric.process({}, [{**sample, 'pred_instances': sample['pred_instances'].to_dict()}
+                                for sample in samples[i:i + 3]])
+    assert len(metrics[0].results) == len(metrics[1].results) == 7
+    for (gt, old), (new_gt, new), sample in zip(
+            *(metric.results for metric in metrics), samples, strict=True):
+        assert gt == new_gt and list(old) == list(new)
+        for key in ('bboxes', 'labels', 'scores'):
+            np.testing.assert_array_equal(old[key], new[key])
+            assert not np.shares_memory(new[key], sample['pred_instances'][key].numpy())
+        assert old['masks'] == list(new['masks']) and old['img_id'] == new['img_id']
+    if file:
+        for metric in metrics:
+            metric.dataset_meta = dict(classes=names)
+        old, new = (metric.evaluate(len(samples)) for metric in metrics)
+        assert old == new and len(new) == 12
+
+
+PROCESSES = 2
+
+
+def evaluate_in_process(rank, port, path, names, results, folder):
+    """Images as a distributed sampler deals them out: in turn, filled up with the first ones."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    from mmext.engine.coco_metric import CocoMetric
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', rank=rank, world_size=PROCESSES)
+    metric = CocoMetric(ann_file=path, metric=['bbox', 'segm'], collect_device='cpu')
+    metric.dataset_meta = dict(classes=names)
+    dealt = (results + results[:1])[rank::PROCESSES]
+    for sample in data_samples(dealt, names):
+        metric.process({}, [{**sample, 'pred_instances': sample['pred_instances'].to_dict()}])
+    values = metric.evaluate(len(results))
+    (folder / f'{rank}.json').write_text(json.dumps(values))
+    dist.destroy_process_group()
+
+
+def test_two_processes(predictions, tmp_path):
+    """As many numbers, and the same, as one process gives; a padded image counts once."""
+    import torch.multiprocessing as mp
+
+    from mmext.engine.coco_metric import CocoMetric
+    path, names, results = predictions
+    results = results[:-1] if len(results) % PROCESSES == 0 else results
+    single = CocoMetric(ann_file=path, metric=['bbox', 'segm'])
+    single.dataset_meta = dict(classes=names)
+    for sample in data_samples(results, names):
+        single.process({}, [{**sample, 'pred_instances': sample['pred_instances'].to_dict()}])
+    expected = single.evaluate(len(results))
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    mp.spawn(evaluate_in_process, (port, path, names, results, tmp_path), nprocs=PROCESSES)
+    assert len(expected) == 12 and expected['coco/segm_mAP'] > .1
+    for rank in range(PROCESSES):
+        assert json.loads((tmp_path / f'{rank}.json').read_text()) == expected
 
 
 def test_real_annotations(predictions):

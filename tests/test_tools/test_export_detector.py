@@ -76,7 +76,9 @@ def test_classes_are_counted(root_dir, load_tool, tmp_path):
             'model.roi_head.bbox_head.num_classes=7'])
 
 
-def test_script_of_the_page(root_dir, digits, load_tool, tmp_path, capsys):
+@pytest.fixture
+def shipped(load_tool, tmp_path, capsys):
+    """The detector of digits that travels with mmext, and its ONNX file."""
     for name in ('onnx', 'onnxscript', 'onnxruntime'):
         pytest.importorskip(name)
     config, weights = trained_model('digits')
@@ -86,6 +88,62 @@ def test_script_of_the_page(root_dir, digits, load_tool, tmp_path, capsys):
     file = tmp_path / 'detector.onnx'
     assert load_tool('model_converters/export').main(
         [config, weights, '--detector', '--out', str(file)]) == 0, capsys.readouterr().out
+    return cfg, model, file
+
+
+@pytest.mark.slow
+def test_mean_average_precision_of_the_file(root_dir, shipped, load_tool, tmp_path):
+    """160 canvases: the file's detections against predict's, through CocoMetric; predict's by
+    pycocotools, too."""
+    import mmcv
+    from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
+
+    from mmext.cli.export import runner
+    from mmext.engine.coco_metric import CocoMetric
+    cfg, model, file = shipped
+    subprocess.run([sys.executable, root_dir / 'tools' / 'dataset_converters' / 'digits.py',
+                    '--out', tmp_path / 'digits', '--train', '1', '--cls-copies', '1'],
+                   check=True, capture_output=True)
+    data = tmp_path / 'digits' / 'detection'
+    annotations = data / 'annotations' / 'instances_val.json'
+    metrics = [CocoMetric(ann_file=str(annotations), metric=['bbox', 'segm'], backend=backend)
+               for backend in ('pycocotools', 'hotcoco', 'hotcoco')]
+    run = runner('onnx', str(file))
+    largest = dict(scores=0, boxes=0, masks=0)
+    images = json.loads(annotations.read_text())['images']
+    for info in images:
+        image = mmcv.imread(data / 'val' / info['file_name'])
+        h, w = image.shape[:2]
+        assert max(h, w) <= 128  # not resized
+        rgb = torch.from_numpy(np.ascontiguousarray(image[..., ::-1])).permute(2, 0, 1)
+        want = predict(model, rgb, (h, w)).pred_instances
+        canvas = torch.zeros(1, 3, 128, 128)
+        canvas[0, :, :h, :w] = rgb
+        boxes, scores, labels, masks = map(torch.as_tensor, run(canvas, torch.tensor([h, w])))
+        assert labels.tolist() == want.labels.tolist()
+        pasted = _do_paste_mask(masks[:, None], boxes, h, w, skip_empty=False)[0] >= .5
+        for key, got, wanted in (('scores', scores, want.scores), ('boxes', boxes, want.bboxes),
+                                 ('masks', pasted.float().mean((1, 2)),
+                                  want.masks.float().mean((1, 2)))):
+            largest[key] = max(largest[key], (got - wanted).abs().max().item())
+        by_file = dict(bboxes=boxes, scores=scores, labels=labels, masks=pasted)
+        for metric, found in zip(metrics, (want, want, by_file), strict=True):
+            found = {key: found[key] for key in by_file}
+            metric.process({}, [dict(img_id=info['id'], ori_shape=(h, w), pred_instances=found)])
+    values = []
+    for metric in metrics:
+        metric.dataset_meta = dict(classes=cfg.metainfo.classes)
+        values.append(metric.evaluate(len(images)))
+    assert len(images) == 160 and values[0]['coco/segm_mAP'] > .8
+    assert values[1] == values[0] and values[2] == pytest.approx(values[0], abs=.001)
+    for task in ('bbox', 'segm'):
+        slow, fast = (metric.runs[task].stats for metric in metrics[:2])
+        np.testing.assert_allclose(fast, slow, rtol=0, atol=1e-9)
+    assert largest['scores'] < 1e-4 and largest['boxes'] < 1e-2
+
+
+def test_script_of_the_page(root_dir, digits, shipped, tmp_path):
+    _, model, file = shipped
     page = (root_dir / 'docs' / 'deploy.md').read_text()
     script, = re.findall(r'```python\n(""".*?detect.py.*?)```', page, re.DOTALL)
     assert len(script.splitlines()) <= 45

@@ -56,7 +56,7 @@ def test_trains_both_then_names_the_files_and_does_not_train_again(checkout):
     assert code == 0, err
     first, second = trainings(checkout)
     assert 'digits_cls.py' in first and '--resume' in first
-    assert 'digits_mask_rcnn.py' in second
+    assert 'digits_mask_rcnn_short.py' in second
     assert second.endswith('init_cfg.checkpoint=work_dirs/digits_cls/last.pth')
     named = [Path(line.split(maxsplit=1)[1]) for line in out.splitlines()[-4:]]
     assert [path.name for path in named] == [
@@ -79,12 +79,12 @@ def test_trains_both_then_names_the_files_and_does_not_train_again(checkout):
 
 
 def test_goes_on_after_a_failure(checkout):
-    code, out, err = quickstart(checkout, FAIL='digits_mask_rcnn')
+    code, out, err = quickstart(checkout, FAIL='digits_mask_rcnn_short')
     assert code != 0 and 'disk full' in err and 'goes on where it stopped' in err
     assert 'Done' not in out
     assert quickstart(checkout)[0] == 0
     assert [line.split()[0].split('/')[-1] for line in trainings(checkout)] == [
-        'digits_cls.py', 'digits_mask_rcnn.py', 'digits_mask_rcnn.py']
+        'digits_cls.py', 'digits_mask_rcnn_short.py', 'digits_mask_rcnn_short.py']
 
 
 def test_unknown_argument_and_help(checkout):

@@ -24,7 +24,7 @@ ensure_env
 cd "$ROOT"
 
 cls=work_dirs/digits_cls
-det=work_dirs/digits_mask_rcnn
+det=work_dirs/digits_mask_rcnn_short
 if [ -n "$fresh" ]; then rm -rf "$cls" "$det"; fi
 trap '[ $? = 0 ] || echo "quickstart did not finish; the same call goes on where it stopped" >&2' EXIT
 
@@ -94,7 +94,7 @@ echo "== 2/3 classifier: pre-trains the backbone on single digits"
 train classifier "$cls" configs/quickstart/digits_cls.py
 left 2
 echo "== 3/3 detector: Mask R-CNN from this backbone"
-train detector "$det" configs/quickstart/digits_mask_rcnn.py \
+train detector "$det" configs/quickstart/digits_mask_rcnn_short.py \
     --cfg-options "model.backbone.init_cfg.checkpoint=$(final_checkpoint "$cls")"
 
 "$PYTHON" - "$cls" "$det" $((SECONDS - started)) <<'PY'

@@ -11,7 +11,7 @@ from mmext.cli.arguments import command_line
 
 # CPU seconds of one thread of an AMD EPYC, torch 2.14.1: a step of the probe, and the parts
 PROBE = 0.067
-PARTS = {'data': 25, 'classifier': 180, 'detector': 1080}
+PARTS = {'data': 25, 'classifier': 85, 'detector': 430}
 
 
 def probe(seconds: float = 2.) -> float:
