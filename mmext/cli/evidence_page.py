@@ -14,6 +14,7 @@ import shlex
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 from scipy.stats import t as student
 
 from mmext.analysis.drawing import Line, Panel, line_panels, save
@@ -380,30 +381,48 @@ def rate_figure(results):
 
 
 def time_figure(results):
-    """Accuracy (small network) against the time of one layer where attention is what costs."""
+    """Accuracy or mAP (small networks) against the time of a layer where attention is what costs.
+
+    A panel for training from scratch, fine-tuning and detection; a schedule stands at the mean of
+    its layers' times.
+    """
     found = results.measurement('attention_time')
     if found is None:
         return None
-    times = {float(label): times['median'] for label, times in found['layers'].items()
-             if re.fullmatch(r'[.\d]+', label)}
-    times[1.] = found['layers']['key bias']['median']
-    lines = []
-    for experiment in results.group('scratch', 'scratch-more'):
-        labels = [(label, rule if isinstance(rule, float) else 1.)
-                  for label, rule in experiment.tests.items()
-                  if isinstance(rule, float) or label == 'dense']
-        at = sorted((times[ratio], list(results.values(experiment.name, label).values()))
-                    for label, ratio in labels if ratio in times)
-        if len(at) > 1 and all(v for _, v in at):
-            lines.append(Line(experiment.title, [ms for ms, _ in at], [mean(v) for _, v in at],
-                              [stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0 for _, v in at],
-                              color=len(lines)))
-    if not lines:
+    measured = {float(label): times['median'] for label, times in found['layers'].items()
+                if re.fullmatch(r'[.\d]+', label)}
+    measured[1.] = found['layers']['key bias']['median']
+    ratios = sorted(measured)
+
+    def milliseconds(rule) -> float:
+        first, last = rule if isinstance(rule, list) else (rule or 1., rule or 1.)
+        layers = np.linspace(first, last, 12)
+        return float(np.interp(layers, ratios, [measured[r] for r in ratios]).mean())
+
+    panels = []
+    for title, groups in (('from scratch', ('scratch', 'scratch-more')),
+                          ('fine-tuning', ('fine-tune',)), ('detection', ('detection',))):
+        lines = []
+        for experiment in results.group(*groups):
+            # a schedule and a ratio of the same time would cross each other's line
+            rules = {label: rule for label, rule in experiment.tests.items()
+                     if rule is None or isinstance(rule, float)
+                     or (isinstance(rule, list) and '.5' not in experiment.tests)}
+            at = sorted((milliseconds(rule), list(results.values(experiment.name, label).values()))
+                        for label, rule in rules.items())
+            if len(at) > 1 and all(v for _, v in at):
+                lines.append(Line(
+                    experiment.title, [ms for ms, _ in at], [mean(v) for _, v in at],
+                    [stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0 for _, v in at],
+                    color=len(lines)))
+        if lines:
+            panels.append(Panel(lines, f'{title} ({seeds(results, *groups)})',
+                                unit(results.group(*groups)[0])))
+    if not panels:
         return None
     plain = found['layers']['plain']['median']
-    return line_panels(
-        [Panel(lines, f'plain fused attention: {plain:.0f} ms', 'top-1 of the small networks, %')],
-        f'ms of an attention layer at {found["tokens"]:,} tokens')
+    return line_panels(panels, f'ms of an attention layer at {found["tokens"]:,} tokens',
+                       f'plain fused attention: {plain:.0f} ms')
 
 
 FIGURES = {'evidence_keep_ratio': keep_ratio_figure, 'evidence_curves': curves_figure,

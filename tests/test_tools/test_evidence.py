@@ -72,7 +72,7 @@ def test_experiments_fit_their_configs(tools):
         if experiment.start:
             assert experiment.start[0] in {e.name for e in evidence.experiments()}
         assert set(experiment.settings) <= {
-            'config', 'options', 'start', 'calibrate', 'fall', 'probe'}
+            'config', 'options', 'start', 'calibrate', 'fall', 'probe', 'bf16'}
     titles = [(e.group, e.title) for e in evidence.experiments()]
     assert len(set(titles)) == len(titles)
 

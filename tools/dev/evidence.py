@@ -47,6 +47,7 @@ class Experiment(NamedTuple):
     calibrate: float | None
     fall: float
     probe: list | None
+    bf16: bool
     seeds: int
 
     @property
@@ -56,7 +57,7 @@ class Experiment(NamedTuple):
     @property
     def settings(self) -> dict:
         """What a result depends on; kept with it, so that no table mixes two settings."""
-        fields = dict(options={}, start=None, calibrate=None, fall=0, probe=None)
+        fields = dict(options={}, start=None, calibrate=None, fall=0, probe=None, bf16=False)
         return {'config': self.config} | {key: getattr(self, key) for key, default in fields.items()
                                           if getattr(self, key) != default}
 
@@ -65,7 +66,7 @@ def experiments(path: Path = FOLDER / 'experiments.yml') -> list[Experiment]:
     found = []
     for group in yaml.safe_load(path.read_text()):
         defaults = dict(options={}, measure=None, start=None, calibrate=None, fall=0,
-                        probe=None, tests={'own': 'own'}, seeds=5) | {
+                        probe=None, bf16=False, tests={'own': 'own'}, seeds=5) | {
             key: group[key] for key in group if key not in ('group', 'experiments')}
         found += [Experiment(group['group'], key, **defaults | (entry or {}))
                   for key, entry in group['experiments'].items()]
@@ -137,6 +138,7 @@ def make_runner(run: Run, data: Path):
 
 
 def train(run: Run, runner) -> dict:
+    import torch
     from mmengine.hooks import Hook
     experiment = run.experiment
 
@@ -166,6 +168,8 @@ def train(run: Run, runner) -> dict:
             for block, ratio in zip(runner.model.backbone.blocks, ratios, strict=True):
                 block.attn.set_keep_ratio(1 - (1 - ratio) * share, val=False)
 
+    if experiment.bf16:
+        runner.model.loss = torch.autocast('cpu', dtype=torch.bfloat16)(runner.model.loss)
     runner.register_hook(Record())
     if experiment.fall:
         ratios = [block.attn.rule_train.ratio for block in runner.model.backbone.blocks]
