@@ -43,8 +43,9 @@ def build_part(args) -> tuple[nn.Module, tuple[int, int]]:
     if 'keep_ratio' in args:
         set_keep_ratio(model.backbone, args.keep_ratio)
     if hasattr(model.backbone, 'set_gather'):
-        # the other form works through the heads in portions that depend on the batch size
-        model.backbone.set_gather('after')
+        # elsewhere the batch size is free, and gathering before the projection works through the
+        # heads in portions that depend on it
+        model.backbone.set_gather('auto' if args.detector else 'after')
     size = args.shape or default_shape(model, cfg)
     known = facts(cfg, model, size, args.checkpoint)
     if args.detector:

@@ -40,7 +40,6 @@ def build(name: str, size: int):
         'model.data_preprocessor.pad_size_divisor': size}, None, 'none')
     torch.manual_seed(0)
     model = build_model(cfg).eval().requires_grad_(False)
-    model.backbone.set_gather('after')
     with torch.no_grad():
         # not more: objectness of exactly 1.0 makes ties, which every library orders in its own way
         model.rpn_head.rpn_cls.weight.mul_(3)
@@ -97,8 +96,11 @@ def main(argv=None) -> int:
         files = {}
         for name in CONFIGS:
             model = build(name, args.size)
-            for part, module in (('detector', ExportableDetector(model)),
-                                 ('backbone', Exportable(model, 'backbone'))):
+            for part, module, gather in (
+                    ('detector', ExportableDetector(model), 'auto'),
+                    ('backbone', Exportable(model, 'backbone'), 'after')):  # as export.py does
+                if hasattr(model.backbone, 'set_gather'):
+                    model.backbone.set_gather(gather)
                 file = str(Path(folder) / f'{name}_{part}.onnx')
                 write(module.eval(), (args.size, args.size), 'onnx', file)
                 files[part, name] = runner('onnx', file)
