@@ -203,6 +203,9 @@ MISTAKES = {
         ('full.py cls.pth --cfg-options test_evaluator.topk=(1,5)', 'top'),
         ('cls.py cls.pth', 'nothing to test on'), ('det.py cls.pth', 'data'),
         ('full.py cls.pth --out file/a.json', 'file')],
+    'dev/evaluation_time': [
+        ('--images 0', '--images'),
+        ('--tasks boxes', 'bbox')],
     'dev/exported_detector': [
         ('', 'required'), ('none.png', 'none.png'), ('image.png --size 0', '--size'),
         ('image.png --json folder', 'folder'), ('image.png --json image.png', 'input')],

@@ -79,6 +79,7 @@ CASES = [
     ('model_converters/export', 'none.py --format torch_export --out mine.pt2', 'mine.pt2'),
     ('model_converters/convert_vit', 'none.pth mine.pth --to timm', 'mine.pth'),
     ('dev/exported_detector', 'image.png --json mine', 'mine'),
+    ('dev/evaluation_time', '--images 2 --json mine', 'mine'),
     ('dev/gpu_check', '', 'gpu_check.json'),
     ('dev/gpu_check', '--json mine', 'mine'),
 ]

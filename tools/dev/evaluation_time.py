@@ -24,6 +24,10 @@ from statistics import median
 
 import numpy as np
 
+from mmext.cli.arguments import add_overwrite, command_line, positive
+from mmext.cli.clear_errors import one_clear_error
+from mmext.cli.outputs import check_outputs
+
 SIZE = 480, 640
 CLASSES = 80
 OBJECTS = 7.3  # an image, as in val2017
@@ -125,19 +129,24 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--images', type=int, default=5000)
+def parse_args(argv=None):
+    parser = command_line(__doc__)
+    parser.add_argument('--images', type=positive, default=5000)
     parser.add_argument('--tasks', nargs='+', choices=['bbox', 'segm'], default=['bbox', 'segm'])
-    parser.add_argument('--repeat', type=int, default=3, help='measurements of each')
-    parser.add_argument('--json', type=Path, help='file for all numbers')
+    parser.add_argument('--repeat', type=positive, default=3, help='measurements of each')
+    parser.add_argument('--json', type=Path, metavar='OUT', help='file for all numbers')
     parser.add_argument('--one', nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    add_overwrite(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv=None) -> int:
+    args = parse_args(argv)
     if args.one:
         name, task, path = args.one
         print(json.dumps(measure(name, task, Path(path))))
-        return
+        return 0
+    check_outputs([args.json], args.overwrite)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'truth.json'
@@ -163,8 +172,11 @@ def main() -> None:
                     for name in METRICS)
         print(f'  both       {old:8.2f} {new:8.2f}   {old / new:.1f} x')
     if args.json:
-        args.json.write_text(json.dumps({'images': args.images, 'runs': found}, indent=1))
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({'images': args.images, 'runs': found}, indent=1) + '\n')
+    return 0
 
 
 if __name__ == '__main__':
-    main()
+    with one_clear_error():
+        raise SystemExit(main())
