@@ -15,7 +15,7 @@ CELLS = [cell for cell in json.loads(NOTEBOOK.read_text())['cells']
          if cell['cell_type'] == 'code']
 CHECKS = """
 assert precision[None] > .7 and abs(precision[(.9, .1)] - precision[None]) < .05, precision
-assert set(times) == {None, (.9, .1), .3} and all(t.median > 0 for t in times.values())
+assert set(times) == {None, (.9, .1), .3} and times[None].median > times[.3].median
 assert [round(float(layer['kept'].float().mean()), 1) for layer in layers.values()][-1] == .1
 assert largest < 1e-4 and len(levels) == 3
 """

@@ -102,9 +102,9 @@ class DictAction(argparse.Action):
         try:
             OfMMEngine(self.option_strings, self.dest, nargs=self.nargs)(
                 parser, namespace, values, option_string)
-        except RecursionError:  # how mmengine fails on a dict
-            parser.error(f'{option_string}: values are numbers, words, lists and tuples; set the '
-                         'entries of a dict one by one, KEY.ENTRY=VALUE')
+        except (AssertionError, RecursionError):  # how mmengine fails on brackets, on a dict
+            parser.error(f'{option_string}: values are numbers, words, lists and tuples with '
+                         'matching brackets; set the entries of a dict one by one, KEY.ENTRY=VALUE')
 
 
 def add_cfg_options(parser: argparse.ArgumentParser) -> None:

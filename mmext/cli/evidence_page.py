@@ -69,6 +69,11 @@ class Results:
 # ------------------------------------------------------------------------------------ statistics
 
 
+def standard_error(values: list[float]) -> float:
+    """Of the mean; 0 for one value, whose spread is not known."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0
+
+
 def spread(values) -> str:
     """Mean and standard error of the mean."""
     values = list(values)
@@ -76,7 +81,7 @@ def spread(values) -> str:
         return ABSENT.capitalize() + '.'
     if len(values) == 1:
         return f'{values[0]:.1f}'
-    return f'{mean(values):.1f} ± {stdev(values) / math.sqrt(len(values)):.1f}'
+    return f'{mean(values):.1f} ± {standard_error(values):.1f}'
 
 
 def difference(a: dict[int, float], b: dict[int, float]):
@@ -324,7 +329,7 @@ def keep_ratio_figure(results):
         if len(experiment.tests) > 1 and all(values):
             lines.append(Line(
                 experiment.title, [ratio for ratio, _ in ratios], [mean(v) for v in values],
-                [stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0 for v in values],
+                [standard_error(v) for v in values],
                 color=len(lines)))
     if not lines:
         return None
@@ -346,7 +351,7 @@ def curves_figure(results):
                 lines.append(Line(
                     experiment.title, [point['epoch'] for point in curves[0]],
                     [mean(v) for v in at],
-                    [stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0 for v in at],
+                    [standard_error(v) for v in at],
                     color=len(lines)))
         panels.append(Panel(lines, title, title))
     return line_panels(panels, 'epoch', seeds(results, 'dmst')) if panels[0].lines else None
@@ -413,7 +418,7 @@ def time_figure(results):
             if len(at) > 1 and all(v for _, v in at):
                 lines.append(Line(
                     experiment.title, [ms for ms, _ in at], [mean(v) for _, v in at],
-                    [stdev(v) / math.sqrt(len(v)) if len(v) > 1 else 0 for _, v in at],
+                    [standard_error(v) for _, v in at],
                     color=len(lines)))
         if lines:
             panels.append(Panel(lines, f'{title} ({seeds(results, *groups)})',

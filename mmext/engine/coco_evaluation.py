@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from mmdet.structures.mask import encode_mask_results
+import pycocotools.mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -97,9 +97,9 @@ def why_not_hotcoco(gt: COCO, table: np.ndarray, use_cats: bool = True) -> str |
 def encode(masks: np.ndarray) -> list[dict]:
     """Boolean masks (N, H, W) as N RLE."""
     if importlib.util.find_spec('hotcoco') is None:
-        return encode_mask_results(masks)
-    from hotcoco import mask
-    return [mask.encode(each) for each in masks.view(np.uint8)]
+        return [pycocotools.mask.encode(np.asfortranarray(mask)) for mask in masks.view(np.uint8)]
+    import hotcoco
+    return [hotcoco.mask.encode(mask) for mask in masks.view(np.uint8)]
 
 
 def _by_hotcoco(run: COCOeval, gt: COCO, table: np.ndarray, masks: Sequence[dict] | None) -> None:

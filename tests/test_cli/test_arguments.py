@@ -31,9 +31,10 @@ def test_what_is_no_keep_ratio(word):
         arguments.keep_ratio(word)
 
 
-@pytest.mark.parametrize('word', ["model.neck=dict(type='FPN', num_outs=3)", 'no_key'])
+@pytest.mark.parametrize('word', ["model.neck=dict(type='FPN', num_outs=3)", 'no_key',
+                                  'a=(1,2', 'a=[1,(2]'])
 def test_what_is_no_cfg_option(word, capsys):
-    """mmengine recurses without end on a dict."""
+    """mmengine recurses without end on a dict and asserts that brackets match."""
     parser = argparse.ArgumentParser()
     arguments.add_cfg_options(parser)
     with pytest.raises(SystemExit):

@@ -21,6 +21,17 @@ def build(cfg):
         return MODELS.build(cfg.model)
 
 
+def test_linear_layers_of_the_classifier_start_as_xavier(configs):
+    """With a standard deviation of .02 its loss may not fall for many epochs."""
+    backbone = build(configs['digits_cls']).backbone
+    backbone.init_weights()
+    layers = [layer for layer in backbone.modules() if isinstance(layer, torch.nn.Linear)]
+    assert len(layers) > 10
+    for layer in layers:
+        bound = (6 / (layer.in_features + layer.out_features)) ** .5
+        assert .9 * bound < layer.weight.abs().max() <= bound
+
+
 def test_detector_starts_from_the_backbone_of_the_classifier(configs, tmp_path):
     cls, det = configs.values()
     assert det.model.backbone.init_cfg.checkpoint == (

@@ -88,7 +88,7 @@ def main(argv=None) -> int:
     import torch
 
     from mmext.analysis.timing import environment, time_alternating
-    from mmext.cli.export import Exportable, runner, write
+    from mmext.cli.export import Exportable, runner, set_gather, write
     from mmext.models.detection.exportable import ExportableDetector
     torch.set_num_threads(args.threads)
     result = {'size': args.size, 'agreement': {}, 'milliseconds': {}}
@@ -96,11 +96,9 @@ def main(argv=None) -> int:
         files = {}
         for name in CONFIGS:
             model = build(name, args.size)
-            for part, module, gather in (
-                    ('detector', ExportableDetector(model), 'auto'),
-                    ('backbone', Exportable(model, 'backbone'), 'after')):  # as export.py does
-                if hasattr(model.backbone, 'set_gather'):
-                    model.backbone.set_gather(gather)
+            for part, module in (('detector', ExportableDetector(model)),
+                                 ('backbone', Exportable(model, 'backbone'))):
+                set_gather(model.backbone, one_image=part == 'detector')
                 file = str(Path(folder) / f'{name}_{part}.onnx')
                 write(module.eval(), (args.size, args.size), 'onnx', file)
                 files[part, name] = runner('onnx', file)
